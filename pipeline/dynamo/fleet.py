@@ -105,7 +105,8 @@ def start_fleet(
     ServerError if one does not start.
 
     join: start no front end, because the one of another machine finds the workers. beside: use free ports and start no
-    gateway, because the running gateway will switch to the new servers."""
+    gateway, because the running gateway will switch to the new servers. detach: let the processes outlive this one once
+    all are ready."""
     server = served.resolved.profile.server
     if beside:
         served = _on_free_ports(served)
@@ -128,17 +129,16 @@ def start_fleet(
                     replica_dir(run_dir, number),
                     with_openai=first and not join,
                     with_gateway=first and not beside,
-                    detach=detach,
                     verbose=verbose,
                     note=note,
                 )
                 fleet.servers.append(running)
             states = [running.state for running in fleet.servers]
             for number in range(1, server.replicas + 1):
-                _start(fleet, worker_service(number, served.resolved, states, card, run_dir), run_dir, detach)
+                _start(fleet, worker_service(number, served.resolved, states, card, run_dir), run_dir)
             if not join:
                 host, port = LOOPBACK if server.gateway.enabled else server.host, fleet.servers[0].openai.front_end
-                _start(fleet, front_end_service(served.resolved, run_dir, host, port), run_dir, detach)
+                _start(fleet, front_end_service(served.resolved, run_dir, host, port), run_dir)
             try:
                 wait_until_ready(fleet.services, note)
             except ServerError:
@@ -148,6 +148,8 @@ def start_fleet(
                 note(f"{reason}; starting again")
                 continue
             stack.pop_all()
+            for each in fleet.running if detach else ():
+                each.release()
             return fleet
     raise AssertionError("the last attempt returns or raises")
 
@@ -241,8 +243,8 @@ def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
     return next((state for state in stopped if state is not None), None)
 
 
-def _start(fleet: Fleet, service: Service, run_dir: Path, detach: bool) -> None:
-    fleet.services.append(start_service(service, run_dir, CODE, detach=detach))
+def _start(fleet: Fleet, service: Service, run_dir: Path) -> None:
+    fleet.services.append(start_service(service, run_dir, CODE))
 
 
 def _on_free_ports(served: PreparedServer) -> PreparedServer:

@@ -1,8 +1,9 @@
 """Supervises one server: `python -m pipeline.server.guard SPEC`, a process between the command and tritonserver.
 
 The guard ends the server on SIGTERM or SIGUSR1 (running requests may finish), and when the owner ends: standard input
-closes, or the process in the spec ends. It restarts the server, a limited number of times, if a model's process dies,
-if the server dies after it was ready, or if it hangs before that. Log and state file record count and reason.
+closes without `release_guard`, or the process in the spec ends. It restarts the server, a limited number of times, if a
+model's process dies, if the server dies after it was ready, or if it hangs before that. Log and state file record count
+and reason.
 
 After each end of the server, the guard kills the remaining processes and removes shared memory and container. After the
 last end it removes the state file and writes the reason to the log. If the guard is killed, the kernel ends the server.
@@ -53,20 +54,18 @@ _CRIPPLED_SECONDS = 2.0
 class GuardSpec:
     """Command to run, and resources to remove afterwards.
 
-    server_id: value of MARK, and prefix of the shared memory. watch_parent: end when standard input closes. clean_up:
-    command that removes a container. links: symbolic links, created before the start and removed with the shared
-    memory. owner: pid and start time of a process with which the server ends. ready_url: returns 200 once the server
-    is ready. hang_seconds: limit of inactivity before that. ready_path: a file that exists once the server has been
-    ready. max_restarts: limit of restarts within restart_window_s. companions: state files of services that end with
-    the server, if they name it in `ends_with`. leavings_path: file in which the server lists patterns of files to
-    remove at its end."""
+    server_id: value of MARK, and prefix of the shared memory. clean_up: command that removes a container. links:
+    symbolic links, created before the start and removed with the shared memory. owner: pid and start time of a process
+    with which the server ends. ready_url: returns 200 once the server is ready. hang_seconds: limit of inactivity
+    before that. ready_path: a file that exists once the server has been ready. max_restarts: limit of restarts within
+    restart_window_s. companions: state files of services that end with the server, if they name it in `ends_with`.
+    leavings_path: file in which the server lists patterns of files to remove at its end."""
 
     command: Sequence[str]
     environment: dict[str, str]
     log_path: str
     state_path: str
     server_id: str
-    watch_parent: bool
     clean_up: Sequence[str] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     owner: tuple[int, int] | None = None
@@ -83,18 +82,27 @@ class GuardSpec:
 
 
 def start_guard(spec: GuardSpec, path: Path, home: Path) -> subprocess.Popen[bytes]:
-    """Start a guard. path: file for the spec, private because of the environment. home: parent of this package."""
+    """Start a guard, which ends with this process unless `release_guard` is called. path: file for the spec, private
+    because of the environment. home: parent of this package."""
     path.touch(mode=0o600)
     path.write_text(spec.dump(), encoding="utf-8")
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline.server.guard", str(path)],
         cwd=home,
         env=spec.environment | {"PYTHONPATH": str(home)},
-        stdin=subprocess.PIPE if spec.watch_parent else subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+def release_guard(guard: subprocess.Popen[bytes]) -> None:
+    """Let a guard outlive this process. A second call does nothing."""
+    assert guard.stdin is not None
+    if not guard.stdin.closed:
+        with suppress(BrokenPipeError), guard.stdin:  # the guard has ended
+            guard.stdin.write(b"\n")
 
 
 def stop_guard(guard: subprocess.Popen[bytes]) -> None:
@@ -103,8 +111,8 @@ def stop_guard(guard: subprocess.Popen[bytes]) -> None:
         guard.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         guard.wait(STOP_SECONDS + 10)
-    if guard.stdin is not None:
-        guard.stdin.close()
+    assert guard.stdin is not None
+    guard.stdin.close()
 
 
 def owner() -> tuple[int, int] | None:
@@ -132,6 +140,7 @@ def main() -> int:
         signal.signal(number, lambda number, frame: None)
     log.write_bytes(b"")
     end, code, num_restarts = _End(), 1, 0
+    fds = [wake_read, sys.stdin.fileno()]
     recent: list[float] = []  # times of restarts
     try:
         while True:
@@ -140,7 +149,7 @@ def main() -> int:
             except OSError as error:
                 end = _End(f"{spec.command[0]} cannot be run: {error.strerror}")
                 return 1
-            end = _wait_for_end(server, wake_read, spec)
+            end = _wait_for_end(server, fds, spec)
             code = _stop(server, end.patience)
             now = time.monotonic()
             recent = [when for when in recent if now - when < spec.restart_window_s]
@@ -237,8 +246,9 @@ class _End:
     restart: bool = False
 
 
-def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, spec: GuardSpec) -> _End:
-    fds = [wake_fd, sys.stdin.fileno()] if spec.watch_parent else [wake_fd]
+def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSpec) -> _End:
+    """Wait until the server ends or should end. fds: wake-up of signals, and standard input until it is released."""
+    wake_fd = fds[0]
     start = StartWatch(spec.server_id, spec.ready_url, spec.hang_seconds)
     models = ModelWatch(spec.server_id)
     while True:
@@ -250,7 +260,7 @@ def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, spec: GuardSpec
             return _End(signal.Signals(min(received)).name, True, DRAIN_SECONDS if drains else patience)
         if server.poll() is not None:
             return _End(restart=bool(spec.ready_path) and Path(spec.ready_path).exists())
-        if len(fds) > 1 and fds[1] in ready and not os.read(fds[1], 1):
+        if len(fds) > 1 and fds[1] in ready and not os.read(fds.pop(), 1):
             return _End("the command that started it has ended", True, patience)
         if spec.owner is not None and start_time(spec.owner[0]) != spec.owner[1]:
             return _End("the command that owns it has ended", True, patience)

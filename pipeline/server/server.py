@@ -28,6 +28,7 @@ from pipeline.server.guard import (
     DRAIN_SECONDS,
     GuardSpec,
     owner,
+    release_guard,
     start_guard,
     stop_guard,
 )
@@ -85,6 +86,10 @@ class RunningServer:
         code = self.guard.poll()
         return self.gateway.poll() if code is None and self.gateway is not None else code
 
+    def release(self) -> None:
+        """Let the server outlive this process."""
+        release_guard(self.guard)
+
     def has_triton_ended(self, within_s: float = 0.0) -> bool:
         """Whether the guard of tritonserver has ended, or ends within `within_s` seconds."""
         with suppress(subprocess.TimeoutExpired):
@@ -120,8 +125,9 @@ def start_server(
     Starts a gateway in front of it unless the server section disables it. model, profile: names for the state file.
     max_seq_len: limit of the engine. make_command: makes the command; default: one tritonserver on this machine.
     with_openai: whether the gateway serves the OpenAI API. with_gateway: false for a server that only processes of
-    this machine use. verbose_log: file for Triton's verbose log. detach: let the server outlive this process. note:
-    called with progress messages. Raises ServerError, with the reason from the log, if it does not become ready.
+    this machine use. verbose_log: file for Triton's verbose log. detach: let the server outlive this process once it is
+    ready. note: called with progress messages. Raises ServerError, with the reason from the log, if it does not become
+    ready.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     if make_command is None:
@@ -153,7 +159,6 @@ def start_server(
                 str(run_dir / LOG),
                 str(run_dir / STATE),
                 server_id,
-                not detach,
                 command.clean_up,
                 command.links,
                 owner=owner(),
@@ -208,6 +213,8 @@ def start_server(
                     write_end(run_dir / LOG, False, "it did not get ready")
                 raise error
             handover.forget_handover(run_dir / HANDOVER)
+            if detach:
+                running_server.release()
             return running_server
     raise AssertionError("the last attempt returns or raises")
 

@@ -18,7 +18,7 @@ from pydantic import Field
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, write_whole
-from pipeline.server.guard import GuardSpec, start_guard, stop_guard
+from pipeline.server.guard import GuardSpec, release_guard, start_guard, stop_guard
 from pipeline.server.log import LOG, keep_previous, was_stopped
 from pipeline.server.processes import MARK
 from pipeline.server.state import SERVICE_STATE, SERVICES, GuardedState, end_guard, end_leftovers, is_guard, read_state
@@ -76,6 +76,10 @@ class RunningService:
         """Allow the guard to restart the service from now on."""
         (self.folder / READY_FILE).touch()
 
+    def release(self) -> None:
+        """Let the service outlive this process."""
+        release_guard(self.guard)
+
     def poll(self) -> int | None:
         return self.guard.poll()
 
@@ -108,7 +112,6 @@ def start_service(
         str(folder / LOG),
         str(folder / STATE),
         server_id,
-        not detach,
         ready_path=str(folder / READY_FILE),
         max_restarts=service.max_restarts,
         leavings_path=service.leavings_path,
@@ -129,6 +132,8 @@ def start_service(
     except BaseException:  # a full disk; without its state file nobody would find the service
         running.stop()
         raise
+    if detach:
+        running.release()
     return running
 
 

@@ -111,8 +111,8 @@ def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_
     server = subprocess.Popen(["sleep", "600"])
     ends: list[guard._End] = []
     nowhere = "" if is_ready else "http://127.0.0.1:1"
-    spec = GuardSpec([], {}, "", "", SERVER, watch_parent=False, ready_url=nowhere, hang_seconds=PATIENCE_S)
-    waiting = threading.Thread(target=lambda: ends.append(guard._wait_for_end(server, wake_read, spec)))
+    spec = GuardSpec([], {}, "", "", SERVER, ready_url=nowhere, hang_seconds=PATIENCE_S)
+    waiting = threading.Thread(target=lambda: ends.append(guard._wait_for_end(server, [wake_read], spec)))
     waiting.start()
     try:
         wait_for_guard(SERVER)

@@ -169,18 +169,48 @@ def test_what_outlives_the_processes_is_removed_by_its_command(fake, tmp_path):
     assert_gone(server)
 
 
-def test_the_server_ends_with_the_process_that_started_it(fake, tmp_path):
+def start_in_killed_process(tmp_path: Path, options: str = "") -> str:
+    """Start a server in a process that ends by SIGKILL. Returns the server's id. options: code of more arguments."""
     script = (
         "import os, pathlib, sys; from tests.unit.server.fake_server import start;"
-        "server = start(pathlib.Path(sys.argv[1])); print(server.state.server_id, flush=True); os.kill(os.getpid(), 9)"
+        f"server = start(pathlib.Path(sys.argv[1]){options}); print(server.state.server_id, flush=True);"
+        "os.kill(os.getpid(), 9)"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
     done = subprocess.run(command, cwd=places().home, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S)
     assert done.returncode == -signal.SIGKILL
-    server_id = done.stdout.strip()
-    assert server_id
+    assert done.stdout.strip()
+    return done.stdout.strip()
+
+
+def test_the_server_ends_with_the_process_that_started_it(fake, tmp_path):
+    server_id = start_in_killed_process(tmp_path)
+
     wait_for(lambda: not left_over(server_id))
     assert find_server(tmp_path / "run") is None
+
+
+def test_a_detached_server_outlives_the_process_that_started_it(fake, tmp_path):
+    server_id = start_in_killed_process(tmp_path, ", detach=True")
+
+    wait_for_guard(server_id)
+    stopped = stop_server(tmp_path / "run")
+    assert stopped is not None
+    assert stopped.server_id == server_id
+    assert not left_over(server_id)
+
+
+def test_a_server_that_is_to_be_detached_ends_if_its_start_is_killed(fake, tmp_path):
+    write(fake, "time.sleep(600)")  # it never gets ready
+    script = "from tests.unit.server.fake_server import *; start(Path(sys.argv[1]), detach=True)"
+    starter = subprocess.Popen([sys.executable, "-c", f"import sys; {script}", str(tmp_path)], cwd=places().home)
+    state = wait_for(lambda: find_server(tmp_path / "run"))
+    wait_for(lambda: [p for p in processes_of(state.server_id) if str(fake) in p.cmdline()])
+
+    starter.kill()
+    starter.wait()
+
+    wait_for(lambda: not left_over(state.server_id))
 
 
 def test_a_detached_server_ends_with_the_process_that_owns_it(fake, tmp_path, monkeypatch):
