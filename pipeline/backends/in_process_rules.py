@@ -68,9 +68,9 @@ def faults_of_window(resolved: ResolvedConfig) -> Iterator[Fault]:
                 f"{origin}=null",
             ),
         )
-    yield from _faults_of_pass(
-        engine, lookahead.max_draft_len, f"lookahead windows (W = {w}, N = {n}, G = {g})", origin
-    )
+    if lookahead.max_draft_len < engine.max_seq_len:  # a larger one does not fit whatever the pass holds
+        windows = f"lookahead windows (W = {w}, N = {n}, G = {g})"
+        yield from _faults_of_pass(engine, lookahead.max_draft_len, windows, origin)
 
 
 def _faults_of_pass(engine: EngineConfig, num_drafts: int, drafts: str, key: str) -> Iterator[Fault]:

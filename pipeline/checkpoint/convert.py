@@ -45,6 +45,7 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
         quantization["dequantize"] = True  # otherwise transformers keeps the layers quantized on a machine with a GPU
     model_class = getattr(transformers, checkpoint.architecture)
     arguments: dict[str, Any] = {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
+    _check_generation_config(checkpoint.folder)
     try:
         model, report = model_class.from_pretrained(
             checkpoint.folder,
@@ -78,7 +79,7 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
         model.config.tie_word_embeddings = False
     check_model(model, where)
     _check_finite(model, dtype, where)
-    _check_pass(model, where)
+    _check_pass(model, dtype, where)
     # Weights from GGUF are dequantized, but transformers refuses to save a model with a quantizer attached.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
@@ -145,20 +146,37 @@ def _check_finite(model: PreTrainedModel, dtype: Dtype, where: str) -> None:
         )
 
 
-def _check_pass(model: PreTrainedModel, where: str) -> None:
-    """Raise CheckpointError if a pass over one token fails, or has other heads than the config: some faults of a config
-    show only there."""
+def _check_generation_config(folder: Path) -> None:
+    """Raise CheckpointError if transformers refuses the file. Its errors while it loads a model do not name it."""
+    from transformers import GenerationConfig
+
+    if (path := folder / "generation_config.json").is_file():
+        try:
+            GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except loading_errors() as error:
+            raise CheckpointError(f"{path}: transformers refuses it: {reason(error)}. Correct or remove it.") from error
+
+
+def _check_pass(model: PreTrainedModel, dtype: Dtype, where: str) -> None:
+    """Raise CheckpointError if a pass of two tokens fails, has logits that are not finite, or has other heads than the
+    config: some faults of a config show only there."""
     import torch
 
+    ids = torch.tensor([[0, len(model.get_input_embeddings().weight) - 1]])
     try:
         with torch.inference_mode():
-            cache = model(torch.zeros((1, 1), dtype=torch.int64), use_cache=True).past_key_values
+            output = model(ids, use_cache=True)
     except loading_errors() as error:
         raise CheckpointError(
             f"{where}: transformers cannot compute a pass of this {type(model).__name__}: {reason(error)}. Correct "
             "config.json, for example rope_parameters or layer_types."
         ) from error
-    stated, (_, heads, _, width) = kv_heads(model.config.get_text_config()), cache.layers[0].keys.shape
+    if not output.logits.isfinite().all():
+        raise CheckpointError(
+            f"{where}: a pass has logits that are not finite in {dtype}. Correct config.json, for example "
+            "multipliers and epsilons, or use a dtype with a wider range (--set model.dtype=float32)."
+        )
+    stated, (_, heads, _, width) = kv_heads(model.config.get_text_config()), output.past_key_values.layers[0].keys.shape
     if stated != (heads, width):
         raise CheckpointError(
             f"{where}: num_key_value_heads and head_dim in config.json: found {stated[0]!r} and {stated[1]!r}; a "

@@ -51,7 +51,7 @@ def _find(name: str, folders: Iterable[Path], kind: str, other: str) -> Path:
     path = expanded(name)
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return path
-    if kind == "model" and (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
+    if kind == "model" and (path.is_dir() or (path.suffix.lower() == ".gguf" and path.is_file())):
         return path
     known = names_in(folders)
     raise ConfigError(

@@ -182,7 +182,7 @@ def _model_draft(name: str, where: Places) -> Draft:
         return draft_from_hub(name)
     if path.is_dir():
         return draft_from_checkpoint_folder(path)
-    return draft_from_gguf(path) if path.suffix == ".gguf" else read_draft(path)
+    return draft_from_gguf(path) if path.suffix.lower() == ".gguf" else read_draft(path)
 
 
 def _clipped(profile: Draft, model: Draft, note: Callable[[str], None]) -> Draft:

@@ -14,7 +14,7 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 def check_strategy(strategy: str) -> None:
     """Raise RequestError for an unknown strategy."""
     if strategy not in STRATEGIES:
-        raise RequestError(f"strategy is {strategy!r}; it must be one of {', '.join(STRATEGIES)}")
+        raise RequestError(f"strategy is {strategy[:40]!r}; it must be one of {', '.join(STRATEGIES)}")
 
 
 def source_names(strategy: str, available: Collection[str], wants_window: bool = False) -> frozenset[str]:

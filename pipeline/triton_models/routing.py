@@ -38,7 +38,8 @@ def route_of(models: Sequence[TargetTraits], request: TextRequest) -> Route:
     strategies = offered(models)
     strategy = request.strategy
     if strategy != "auto" and strategy not in strategies:
-        raise RequestError(f"strategy is {strategy!r}; this engine offers {', '.join(sorted(strategies))} and auto")
+        there = ", ".join(sorted(strategies))
+        raise RequestError(f"strategy is {strategy[:40]!r}; this engine offers {there} and auto")
     if models[0].extended:
         return Route(0, "hybrid" if strategy == "auto" else strategy, request.lookahead)
     _require_no_logits(request)

@@ -66,7 +66,7 @@ def choose_strategies(profile: ProfileConfig, wanted: Sequence[str] | None) -> l
         return [BASELINE, *drafting]
     for name in wanted:
         if name not in STRATEGIES:
-            raise UserError(f"There is no strategy {name!r}; --strategies takes {', '.join(STRATEGIES)}.")
+            raise UserError(f"There is no strategy {name[:40]!r}; --strategies takes {', '.join(STRATEGIES)}.")
         if name != BASELINE and not source_names(name, available):
             raise UserError(
                 f"Strategy {name!r} has no draft source in profile {profile.name}, so it would be plain decoding; "

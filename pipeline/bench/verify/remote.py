@@ -44,7 +44,7 @@ def remote_strategies(resolved: ResolvedConfig, wanted: Sequence[str] | None) ->
             f"{resolved.backend}.speculation=both, which serves lookahead and trie side by side."
         )
     if wrong := [name for name in wanted or () if name not in there]:
-        raise UserError(f"There is no strategy {wrong[0]!r} on this engine; it offers {', '.join(there)}.")
+        raise UserError(f"There is no strategy {wrong[0][:40]!r} on this engine; it offers {', '.join(there)}.")
     return [BASELINE, *(name for name in (wanted or there) if name != BASELINE)]
 
 

@@ -187,6 +187,21 @@ def test_a_model_whose_passes_fail_is_refused_when_it_is_loaded(llama: Path) -> 
         loaded(llama)
 
 
+@pytest.mark.parametrize("multipliers", [{"logits_scaling": 0.0}, {"attention_multiplier": 1e39}])
+def test_a_model_whose_logits_are_not_finite_is_refused(multipliers: dict[str, float], tmp_path: Path) -> None:
+    config = transformers.GraniteConfig(**TINY, **multipliers)
+    transformers.GraniteForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"logits that are not finite in float32\. Correct config\.json"):
+        loaded(tmp_path, architecture="GraniteForCausalLM")
+
+
+@pytest.mark.parametrize("settings", [{"max_new_tokens": -1}, {"pad_token_id": "a"}, {"watermarking_config": 3}])
+def test_a_generation_config_that_transformers_refuses_is_named(settings: dict[str, Any], llama: Path) -> None:
+    (llama / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: transformers refuses it: "):
+        loaded(llama)
+
+
 @pytest.mark.parametrize(("key", "value"), [("head_dim", 16), ("head_dim", "x"), ("num_key_value_heads", 2)])
 def test_heads_that_a_family_does_not_read_from_its_config_are_refused(key: str, value: object, tmp_path: Path) -> None:
     transformers.GPTJForCausalLM(transformers.GPTJConfig(**TINY, rotary_dim=4)).save_pretrained(tmp_path)

@@ -94,8 +94,9 @@ def gguf_file(path: Path, set_context: Callable[[GGUFWriter], object]) -> Path:
     return path
 
 
-def test_a_gguf_file_serves_as_model(tmp_path: Path) -> None:
-    path = gguf_file(tmp_path / "My Model.Q8.gguf", lambda writer: writer.add_context_length(1024))
+@pytest.mark.parametrize("ending", ["gguf", "GGUF"])
+def test_a_gguf_file_serves_as_model(tmp_path: Path, ending: str) -> None:
+    path = gguf_file(tmp_path / f"My Model.Q8.{ending}", lambda writer: writer.add_context_length(1024))
     resolved = resolve_config(str(path), "latency", where=SHIPPED, hardware=CPU)
     model = resolved.model
     assert (model.name, model.architecture, model.num_parameters) == ("my-model.q8", "Qwen2ForCausalLM", 32)

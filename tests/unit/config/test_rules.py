@@ -181,3 +181,9 @@ def test_an_override_that_does_not_help_is_not_named() -> None:
         resolve_config(
             "llama2-13b", "latency", ["backend=tensorrt_llm", "tensorrt_llm.gpu_memory_gib=24"], where=SHIPPED
         )
+
+
+def test_a_window_that_no_sequence_holds_gets_no_hint_about_the_size_of_a_pass() -> None:
+    found = faults_of("model.lookahead.latency.max_ngram_size=1000000000")
+    assert "N = 1000000000, G = 3 needs 7999999991 draft tokens" in found
+    assert "engine.max_num_tokens" not in found

@@ -40,3 +40,5 @@ def test_nothing_available_is_plain_decoding_and_unknown_words_are_refused() -> 
     assert all(source_names(strategy, ()) == frozenset() for strategy in STRATEGIES)
     with pytest.raises(RequestError, match="strategy is 'fast'"):
         source_names("fast", ALL)
+    with pytest.raises(RequestError, match=r"strategy is 'f{40}'; it must"):
+        source_names("f" * 9999, ALL)

@@ -34,6 +34,7 @@ from tests.unit.triton_models.test_bls import (
         ({"max_tokens": -1}, "max_tokens is -1"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"strategy": "magic"}, "strategy is 'magic'"),
+        ({"strategy": "m" * 9999}, r"strategy is 'm{40}'; it must be"),
         ({"min_tokens": 99}, "min_tokens is 99"),
         ({"temperature": -1.0}, "temperature is -1"),
         ({"min_p": -1.0}, r"min_p is -1; it must be in 0 \.\. 1"),

@@ -20,6 +20,8 @@ from pipeline.config.schema import GgufCheckpoint, LocalCheckpoint, ModelShape
 # Bound of model.parallelism.tensor.
 _MOST_RANKS = 64
 _ARCHITECTURE = "model.architecture"
+# Families whose script has the option --pp_size and refuses any other value than 1.
+_ONE_STAGE = ("gptneox", "opt")
 # Classes whose attention layers know of context parallelism; others would give wrong results.
 _CONTEXT_PARALLEL = ("LLaMAForCausalLM", "QWenForCausalLM", "ChatGLMForCausalLM")
 
@@ -152,6 +154,8 @@ def converter_can_do_it(context: BuildContext) -> Iterator[Fault]:
     for need in needs_of_script(context):
         if need.option not in known:
             lack = "cannot calibrate weights" if need.option is None else f"has no option --{need.option}"
+            if need.option == "pp_size" and family in _ONE_STAGE:
+                lack = "does not support pipeline parallelism"
             reason = f"{name} is converted by the script of '{family}', which {lack}"
             yield wrong(need.key, need.found, reason, f"Use {need.plain!r}.")
 
