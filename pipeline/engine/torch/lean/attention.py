@@ -3,7 +3,13 @@
     keys     [layer, slot, kv_head, place / 16, dim, 16 places]
     values   [layer, slot, kv_head, dim / 16, place, 16 dims]         dim: head_dim, up to a multiple of 16
 
-Entries are float32 or bfloat16; scores, weights and sums are float32.
+This is for entries of float32. Entries of bfloat16 are in pairs, as the tiles of `tiles` read them:
+
+    keys     [layer, slot, kv_head, place / 16, dim / 2, 16 places, 2 dims]
+    values   [layer, slot, kv_head, dim / 16, place / 2, 16 dims, 2 places, the second first]
+
+Queries and weights are then rounded to bfloat16, too. Scores, exponentials and sums are float32 in both cases. The
+tiles add the second product of a pair first, so values are added in the order of their places.
 
 A place is an index into a slot. A query attends to the cached places of its slot, and to the places of its own segment
 that its mask permits. Scores, the sum of their exponentials and the weighted sum of values run over places in ascending
@@ -19,9 +25,9 @@ from numba import carray
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.crew import PHASE_BYTES, shared
-from pipeline.engine.torch.lean.rows import exp_row, float_pointer, hide_end, largest
+from pipeline.engine.torch.lean.rows import exp_row, float_pointer, hide_end, largest, round_row, round_swapped
 from pipeline.engine.torch.lean.tables import Floats, Longs
-from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile, half_tile
+from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, bfloat16_tile, float32_tile
 from pipeline.engine.torch.lean.vectors import LANES
 
 # Columns of `segments`: first row of the pass, rows, cached places, slot, 1 if each row attends to all rows before it,
@@ -132,7 +138,7 @@ def _attend_task(
     blocks = (dim + LANES - 1) // LANES
     width = 4 * LANES * blocks
     entry = cache[tables.KEYS, tables.CACHE_ENTRY]
-    is_half = entry == 2
+    is_half, of_step = entry == 2, 4 // entry
     ones = scratch.ctypes.data
     zeros = ones + 4 * LANES * MAX_BLOCKS
     left = zeros + 4 * LANES * MAX_BLOCKS
@@ -143,7 +149,10 @@ def _attend_task(
     for row in range(first, last):
         source = projected[0] + (start + row) * projected[1] + query_bytes * head
         for query in range(group):
-            _scale(source + 4 * dim * query, scale, left + ((row - first) * group + query) * width, dim)
+            target = left + ((row - first) * group + query) * width
+            _scale(source + 4 * dim * query, scale, target, dim)
+            if is_half:
+                round_row(target, target, blocks)
     # The rows attend to no places but begin .. end - 1; begin is a multiple of 16.
     end = cached + (last if segment[IS_CHAIN] else segment[LENGTH])
     begin = 0
@@ -158,16 +167,18 @@ def _attend_task(
     key_bytes, value_bytes = cache[tables.KEYS, tables.CACHE_BLOCK], cache[tables.VALUES, tables.CACHE_BLOCK]
     key = address_of(cache[tables.KEYS], layer, slot, head) + begin // LANES * key_bytes
     value = address_of(cache[tables.VALUES], layer, slot, head) + begin * LANES * entry
-    step = LANES * entry
-    _product(is_half, left, width, count, key, key_bytes, step, dim, num_blocks, weights, line_bytes, zeros)
+    _product(is_half, left, width, count, key, key_bytes, dim // of_step, num_blocks, weights, line_bytes, zeros)
     for row in range(first, last):
         for query in range((row - first) * group, (row - first + 1) * group):
             line = weights + query * line_bytes
             _hide(line, num_blocks, row, begin, segment, window, rows, masks)
             exp_row(line, num_blocks, largest(line, num_blocks))
-    _product(is_half, weights, line_bytes, count, value, value_bytes, step, seen, blocks, out, width, zeros)
+            if is_half:
+                round_swapped(line, line, num_blocks)
+    steps = (seen + of_step - 1) // of_step
+    _product(is_half, weights, line_bytes, count, value, value_bytes, steps, blocks, out, width, zeros)
     # The sum of the weights, in the order of the weighted sum. It overwrites the queries.
-    _product(is_half, weights, line_bytes, count, ones, 0, 0, seen, 1, left, width, zeros)
+    _product(is_half, weights, line_bytes, count, ones, 0, steps, 1, left, width, zeros)
     for row in range(first, last):
         target = attended[0] + (start + row) * attended[1] + query_bytes * head
         for query in range(group):
@@ -200,19 +211,19 @@ def _product(
     count: int,
     right: int,
     block_stride: int,
-    step_stride: int,
     steps: int,
     num_blocks: int,
     out: int,
     out_stride: int,
     zeros: int,
 ) -> None:
-    """out [count, num_blocks * 16] = left [count, steps] times right. is_half: whether right is bfloat16. block_stride,
-    step_stride: of right, from one block of 16 columns to the next and from one step to the next. Addresses and strides
-    in bytes. zeros: address of a block of zeros.
+    """out [count, num_blocks * 16] = left [count, steps] times right. is_half: whether both are bfloat16, with two
+    entries in a step. block_stride: of right, from one block of 16 columns to the next; if 0, all steps read the same
+    vector. Addresses and strides in bytes. zeros: address of a block of zeros.
 
     The weights of other layers have evicted keys and values from the CPU caches, so the first tile of each block of
     columns prefetches the next block."""
+    step_stride = 4 * LANES if block_stride else 0
     block = 0
     while block < num_blocks:
         width = MAX_BLOCKS if num_blocks - block >= MAX_BLOCKS else 1
@@ -239,7 +250,7 @@ def _product(
                 width,
             )
             if is_half:
-                half_tile(*arguments)
+                bfloat16_tile(*arguments)
             else:
                 float32_tile(*arguments)
         block += width

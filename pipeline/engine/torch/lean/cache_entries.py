@@ -15,8 +15,8 @@ from pipeline.engine.torch.lean.rows import fetch_to_write, float_pointer, store
 from pipeline.engine.torch.lean.tables import Floats, Longs
 from pipeline.engine.torch.lean.vectors import LANES
 
-# float32, or the bits of bfloat16.
-Entries = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
+# float32; or the bits of bfloat16, for keys two entries in one number.
+Entries = npt.NDArray[np.float32] | npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 @kernel
@@ -53,6 +53,10 @@ def rotate_rows(
             write_key(cache[tables.KEYS], key, place, first + 4 * dim * head, dim)
             value = address_of(cache[tables.VALUES], layer, slot, head)
             write_value(cache[tables.VALUES], value, place, first + 4 * dim * (num_kv_heads + head), dim)
+            # Attention reads pairs of places. A pair's second place, if nothing has been written there, may hold NaN.
+            is_last = row + 1 == num_rows or rows[row + 1, tables.ROW_SLOT] != slot
+            if is_last and cache[tables.VALUES, tables.CACHE_ENTRY] == 2 and place % 2 == 0:
+                write_value(cache[tables.VALUES], value, place + 1, buffers[tables.ZEROS, 0], dim)
     return counter + PHASE_BYTES
 
 
@@ -71,52 +75,53 @@ def fetch_keys(cache: Longs, layer: int, slot: int, num_heads: int, dim: int, pl
     """Prefetch the cache lines of a place's keys, because the entries of a key are in different lines."""
     for head in range(num_heads):
         line = address_of(cache, layer, slot, head) + place // LANES * cache[tables.CACHE_BLOCK]
-        for index in range(dim):
-            fetch_to_write(line + index * LANES * cache[tables.CACHE_ENTRY])
+        for index in range(dim * cache[tables.CACHE_ENTRY] // 4):
+            fetch_to_write(line + 4 * LANES * index)
 
 
 @kernel
 def write_key(cache: Longs, key: int, place: int, source: int, dim: int) -> None:
     """Write a row of `dim` floats as the key of a place. key: address of the head's keys."""
-    entry = cache[tables.CACHE_ENTRY]
-    target = key + place // LANES * cache[tables.CACHE_BLOCK] + place % LANES * entry
+    target = key + place // LANES * cache[tables.CACHE_BLOCK] + place % LANES * 4
     entries = carray(float_pointer(source), dim)
+    if cache[tables.CACHE_ENTRY] == 4:
+        for index in range(dim):
+            store_float(target + 4 * LANES * index, entries[index])
+        return
     for index in range(dim):
-        _store(entry, target + index * LANES * entry, entries[index])
+        store_half(target + 4 * LANES * (index // 2) + 2 * (index % 2), entries[index])
 
 
 @kernel
 def write_value(cache: Longs, value: int, place: int, source: int, dim: int) -> None:
     """Write a row of `dim` floats as the value of a place. value: address of the head's values."""
-    entry = cache[tables.CACHE_ENTRY]
     for first in range(0, dim, LANES):
         count = min(LANES, dim - first)
-        target = value + first // LANES * cache[tables.CACHE_BLOCK] + place * LANES * entry
+        target = value + first // LANES * cache[tables.CACHE_BLOCK]
         entries = carray(float_pointer(source + 4 * first), count)
-        for index in range(count):
-            _store(entry, target + index * entry, entries[index])
-
-
-@kernel
-def _store(entry: int, address: int, value: float) -> None:
-    """Write an entry of 4 bytes as float32, or one of 2 as bfloat16."""
-    if entry == 4:
-        store_float(address, value)
-    else:
-        store_half(address, value)
+        if cache[tables.CACHE_ENTRY] == 4:
+            for index in range(count):
+                store_float(target + 4 * LANES * place + 4 * index, entries[index])
+        else:
+            for index in range(count):
+                store_half(target + 4 * LANES * (place // 2) + 4 * index + 2 * (1 - place % 2), entries[index])
 
 
 @kernel
 def move_places(keys: Entries, values: Entries, slot: int, start: int, nodes: Longs) -> None:
     """Move keys and values from the places start + nodes, which ascend, to start, start + 1, ..."""
-    num_layers, _, num_heads, _, dim, _ = keys.shape
+    num_layers, _, num_heads, _, num_lines, _ = keys.shape
+    num_blocks, of_pair = values.shape[3], values.shape[6]
     for layer in range(num_layers):
         for head in range(num_heads):
             for place in range(len(nodes)):
                 source, target = start + nodes[place], start + place
-                for entry in range(dim):
-                    line = keys[layer, slot, head, :, entry]
+                for number in range(num_lines):
+                    line = keys[layer, slot, head, :, number]
                     line[target // LANES, target % LANES] = line[source // LANES, source % LANES]
-                for block in range(dim // LANES):
+                # The second place of a pair comes first, so that an index is the place with its last bit inverted.
+                for block in range(num_blocks):
+                    pairs = values[layer, slot, head, block]
                     for lane in range(LANES):
-                        values[layer, slot, head, block, target, lane] = values[layer, slot, head, block, source, lane]
+                        entry = pairs[source // of_pair, lane, of_pair - 1 - source % of_pair]
+                        pairs[target // of_pair, lane, of_pair - 1 - target % of_pair] = entry

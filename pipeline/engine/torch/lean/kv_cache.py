@@ -1,4 +1,4 @@
-"""The slot KV cache of the lean pass. A vector of keys holds one entry of 16 places (see `attention`)."""
+"""The slot KV cache of the lean pass. For its order of keys and values see `attention`."""
 
 from __future__ import annotations
 
@@ -16,32 +16,35 @@ from pipeline.engine.torch.lean.vectors import LANES
 from pipeline.engine.torch.slots import require_cache_memory
 
 # Places after the last one of a block of values. Without them blocks begin at multiples of a power of two, and the same
-# place of all blocks competes for the same few entries of a CPU cache. Their memory is never written.
+# place of all blocks competes for the same few entries of a CPU cache. All but the first of them is never written.
 _UNUSED_PLACES = 17 * LANES
 
 
 class LeanCache:
-    """keys [layer, slot, kv_head, places / 16, dim, 16], values [layer, slot, kv_head, dim / 16, places + unused, 16];
-    dim is head_dim padded to 16. The system allocates pages at their first write. table: `cache` of `tables`."""
+    """keys [layer, slot, kv_head, places / 16, dim / n, 16], values [layer, slot, kv_head, dim / 16, (places + unused)
+    / n, 16, n]; n is 1 for float32 and 2 for bfloat16, dim is head_dim padded to 16. The system allocates pages at
+    their first write. table: `cache` of `tables`."""
 
     def __init__(self, plan: LeanPlan, num_slots: int, max_seq_len: int) -> None:
         """Raises BuildError if the machine has not enough memory."""
         blocks, dim = -(-max_seq_len // LANES), -(-plan.head_dim // LANES) * LANES
         shape = (plan.num_layers, num_slots, plan.num_kv_heads)
         size = cache_entry_bytes(plan.kind)
-        kind: Any = np.float32 if size == 4 else np.uint16
+        kinds: tuple[Any, Any] = (np.float32, np.float32) if size == 4 else (np.uint32, np.uint16)
+        self._of_pair = 4 // size
         self.num_bytes = 2 * size * int(np.prod(shape)) * blocks * LANES * dim
         require_cache_memory(self.num_bytes, available_bytes(), num_slots, max_seq_len, "cpu")
-        self.keys: Entries = aligned((*shape, blocks, dim, LANES), kind)
-        self.values: Entries = aligned((*shape, dim // LANES, blocks * LANES + _UNUSED_PLACES, LANES), kind)
+        self.keys: Entries = aligned((*shape, blocks, dim // self._of_pair, LANES), kinds[0])
+        places = (blocks * LANES + _UNUSED_PLACES) // self._of_pair
+        self.values: Entries = aligned((*shape, dim // LANES, places, LANES, self._of_pair), kinds[1])
         self.table = np.zeros((2, tables.NUM_CACHE_FIELDS), np.int64)
         for row, array in ((tables.KEYS, self.keys), (tables.VALUES, self.values)):
-            self.table[row] = array.ctypes.data, array.itemsize, *array.strides[:4]
+            self.table[row] = array.ctypes.data, size, *array.strides[:4]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        blocks = -(-length // LANES)
+        blocks, pairs = -(-length // LANES), -(-length // self._of_pair)
         self.keys[:, target, :, :blocks] = self.keys[:, source, :, :blocks]
-        self.values[:, target, :, :, :length] = self.values[:, source, :, :, :length]
+        self.values[:, target, :, :, :pairs] = self.values[:, source, :, :, :pairs]
 
     def move_path(self, slot: int, start: int, nodes: Sequence[int]) -> None:
         move_places(self.keys, self.values, slot, start, np.asarray(nodes, np.int64))

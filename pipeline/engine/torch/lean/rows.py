@@ -6,6 +6,7 @@ are added in a fixed order. So a result depends on the row alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import ir
@@ -164,13 +165,26 @@ def hide_end(typing: Any, row: Any, blocks: Any, count: Any) -> Any:
 
 @generated
 def round_row(typing: Any, row: Any, target: Any, blocks: Any) -> Any:
-    """target[i] = row[i] rounded to bfloat16, ties to even. Without AVX512_BF16 the target is float32."""
+    """target[i] = row[i] rounded to bfloat16, ties to even. Without AVX512_BF16 the target is float32. The target may
+    begin where the row does."""
+    return _rounding(range(LANES))
+
+
+@generated
+def round_swapped(typing: Any, row: Any, target: Any, blocks: Any) -> Any:
+    """As `round_row`, with the two entries of each pair exchanged."""
+    return _rounding([lane ^ 1 for lane in range(LANES)])
+
+
+def _rounding(lanes: Iterable[int]) -> Any:
+    """Type and code of an intrinsic that rounds a row. lanes: places of a vector's entries in the row."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         row, target, blocks = arguments
 
         def body(place: ir.Value, _: ir.Value | None) -> None:
             upper = rounded_upper(builder, load(builder, builder.add(row, place), INTS))
+            upper = builder.shuffle_vector(upper, upper, ir.Constant(INTS, list(lanes)))
             if HAS_BF16:
                 narrow = builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES))
                 store(builder, narrow, builder.add(target, builder.lshr(place, ir.Constant(I64, 1))), align=2)

@@ -7,8 +7,7 @@ rows. A weight is stored in blocks of 16 columns; a step of a block is 64 bytes:
     bfloat16   [block, input / 2, 16 columns, 2 inputs]     rows: bfloat16
     int8       [block, input / 4, 16 columns, 4 inputs]     rows: bytes with zero point ZERO_POINT
 
-A step of a row is 4 bytes in all three, but 8 in bfloat16 without AVX512_BF16. `half_tile` multiplies rows of float32
-by keys or values of bfloat16, [block, input, 16 columns]; a step of a block is 32 bytes.
+A step of a row is 4 bytes in all three, but 8 in bfloat16 without AVX512_BF16.
 
 bfloat16 products are exact in float32, in which they are summed, the second input of a step before the first, as
 AVX512_BF16 does it. Processors without it read rows of bfloat16 numbers stored as float32, and widen the weights. Their
@@ -76,15 +75,13 @@ Step = Callable[[ir.IRBuilder, ir.Value, list[ir.Value], ir.Value], ir.Value]
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """One kind of tile. integer: whether sums are int32, scaled at the end. from_start: whether sums begin with a value
-    per column that cancels the zero point of 128; otherwise they begin with 0. row_step: bytes of a step of a row.
-    half: whether a weight is bfloat16 and a step of a block 32 bytes, to be widened to float32."""
+    per column that cancels the zero point of 128; otherwise they begin with 0. row_step: bytes of a step of a row."""
 
     name: str
     step: Step
     integer: bool
     from_start: bool = False
     row_step: int = 4
-    half: bool = False
 
 
 def _float_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
@@ -133,14 +130,6 @@ def _plain_int8_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Valu
     return total
 
 
-def _weights(builder: ir.IRBuilder, address: ir.Value, kind: _Kind) -> ir.Value:
-    """A step of a block of weights as ints."""
-    if not kind.half:
-        return load(builder, address, INTS)
-    bits = builder.zext(load(builder, address, ir.VectorType(ir.IntType(16), LANES), align=2), INTS)
-    return builder.shl(bits, ir.Constant(INTS, [16] * LANES))
-
-
 def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: int, blocks: int) -> None:
     """Emit the code of a tile of `rows` rows and `blocks` blocks."""
     (row, row_stride, weight, block_stride, step_stride, steps, start, scale, bias, row_scale) = arguments[:10]
@@ -163,7 +152,7 @@ def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: i
         for phi, value in zip(line, first, strict=True):
             phi.add_incoming(value, entry)
     place = offset(builder, weight, index, step_stride)
-    weights = [_weights(builder, offset(builder, place, block, block_stride), kind) for block in range(blocks)]
+    weights = [load(builder, offset(builder, place, block, block_stride), INTS) for block in range(blocks)]
     for block in range(blocks):
         line = offset(builder, offset(builder, ahead, index, ahead_stride), block, block_stride)
         prefetch(builder, line, _LOCALITY)
@@ -266,7 +255,6 @@ float32_tile = _callable(_Kind("lean_float32_tile", _float_step, integer=False))
 bf16_tile = _callable(_Kind("lean_bf16_tile", _bf16_step, integer=False))
 widening_tile = _callable(_Kind("lean_widening_tile", _widening_step, integer=False, row_step=8))
 bfloat16_tile = bf16_tile if HAS_BF16 else widening_tile
-half_tile = _callable(_Kind("lean_half_tile", _float_step, integer=False, half=True))
 vnni_tile = _callable(_Kind("lean_vnni_tile", _vnni_step, integer=True, from_start=True))
 avx2_tile = _callable(_Kind("lean_avx2_tile", _avx2_step, integer=True))
 plain_int8_tile = _callable(_Kind("lean_int8_tile", _plain_int8_step, integer=True))

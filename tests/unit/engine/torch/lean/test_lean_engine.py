@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from pipeline.decoding.tree import chain, tree_from_lists
@@ -69,19 +68,33 @@ def as_bfloat16(model: PreTrainedModel) -> PreTrainedModel:
     return with_layers(model, RoundedRows)
 
 
-def rounded_cache(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any
-) -> Any:
-    """Attention over keys and values that are rounded to bfloat16."""
-    return sdpa_attention_forward(module, query, key.bfloat16().float(), value.bfloat16().float(), *rest, **options)
+def rounded_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """The definition of attention in 16 bit: queries, keys, values and weights are rounded to bfloat16, products and
+    sums are not."""
+    group = query.shape[1] // key.shape[1]
+    left, right, values = (entry.bfloat16().double() for entry in (query * scaling, key, value))
+    scores = (left @ right.repeat_interleave(group, 1).transpose(2, 3)).masked_fill(~attention_mask, -torch.inf)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp().bfloat16().double()
+    result = weights @ values.repeat_interleave(group, 1) / weights.sum(-1, keepdim=True)
+    return result.transpose(1, 2).to(query.dtype), None
 
 
-AttentionInterface.register("rounded cache", rounded_cache)
-AttentionMaskInterface.register("rounded cache", sdpa_mask)
+AttentionInterface.register("rounded attention", rounded_attention)
+AttentionMaskInterface.register(
+    "rounded attention", lambda **options: sdpa_mask(**options | {"allow_is_causal_skip": False})
+)
 
 
 def with_layers(model: PreTrainedModel, kind: type[torch.nn.Module]) -> PreTrainedModel:
-    model.set_attn_implementation("rounded cache")
+    model.set_attn_implementation("rounded attention")
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is torch.nn.Linear:
@@ -99,7 +112,7 @@ TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.1}
 def test_chunks_trees_and_commits_equal_plain_passes(variant: str, kind: str, tmp_path: Path) -> None:
     engine = lean_engine(tiny_model(variant), kind, tmp_path)  # type: ignore[arg-type]
     reference = REFERENCES[kind](tiny_model(variant))
-    assert worst_difference(engine, reference, num_tokens=40, num_first=23) <= TOLERANCES[kind]
+    assert worst_difference(engine, reference, num_tokens=43, num_first=23) <= TOLERANCES[kind]
 
 
 @pytest.mark.parametrize("variant", ["llama", "tied", "qwen2", "qwen3"])
