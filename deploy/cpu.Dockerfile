@@ -5,10 +5,14 @@ RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-de
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
 COPY . /app
-RUN pip install --no-cache-dir --constraint constraints.txt '.[dynamo]' \
-    && useradd --uid 10001 --create-home lookahead \
-    && install --directory --owner lookahead /data/engines /data/cache
-ENV LOOKAHEAD_ENGINES=/data/engines LOOKAHEAD_CACHE=/data/cache
+# PyPI has torch with CUDA only, several gigabytes.
+RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu --constraint constraints.txt \
+        '.[dynamo]' \
+    && useradd --uid 10001 --home-dir /data/home lookahead \
+    && install --directory --owner lookahead /data /data/engines /data/cache /data/home
+ENV HOME=/data/home LOOKAHEAD_ENGINES=/data/engines LOOKAHEAD_CACHE=/data/cache LOOKAHEAD_KERNELS=/opt/lookahead
+# For the processor of this machine. On another one the first start compiles the loops again, into /data/cache.
+RUN cd / && python -m pipeline.engine.compilation
 USER 10001
 VOLUME /data
 EXPOSE 8080 8000 8001 8002

@@ -43,7 +43,7 @@ def serve(
 ) -> None:
     """Start the server and wait until it is ready; build the engine and the repository first if needed."""
     resolved = resolve(model, profile, overrides)
-    from pipeline.dynamo.fleet import check_fleet, openai_url, start_fleet, without_openai
+    from pipeline.dynamo.fleet import check_fleet, openai_url, start_fleet, stop_fleet, without_openai
     from pipeline.dynamo.services import INSTALL, has_dynamo
     from pipeline.server.startup import check_start, prepare, run_dir, start_commands
     from pipeline.server.state import require_none
@@ -77,6 +77,10 @@ def serve(
         _announce(fleet.state, openai_url(run_dir(where)))
         if not background:
             _wait(fleet)
+    except Terminated:
+        output.note("running requests finish first; a second signal ends them")
+        stop_fleet(run_dir(where), drain=True)
+        raise
     finally:
         if not background:
             fleet.stop()
@@ -219,9 +223,13 @@ def switch(
         output.note(f"switched in {seconds:.1f} s")
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM. A command stops what it has started, as after Ctrl-C. A running server finishes its requests first."""
+
+
 def leave(number: int, frame: object) -> NoReturn:
-    """Handle SIGTERM like Ctrl-C: the command stops what it has started."""
-    raise KeyboardInterrupt
+    """Handle SIGTERM."""
+    raise Terminated
 
 
 def _announce(state: ServerState, url: str | None) -> None:

@@ -37,6 +37,8 @@ _GET, _POST = ("GET", "HEAD"), ("POST",)
 _VERBS = ("generate", "generate_stream", "infer")
 _OPENAI_POSTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 _JSON = {"content-type": "application/json"}
+# Readiness of Triton and of the OpenAI front end, without a key: for load balancers.
+_HEALTH = "/health"
 # Time for which a request to the OpenAI front end is retried while no worker can be reached.
 _PATIENCE_S = 20.0
 # Time limit of requests that run no model.
@@ -99,6 +101,7 @@ class HttpGateway:
             routes += [self._get(base, self._metadata), self._get(f"{base}/ready", self._health)]
             routes += [Route(f"{base}/{verb}", Handler("triton", self._model, _POST)) for verb in _VERBS]
         if self._spec.openai_port is not None:
+            routes.append(self._get(_HEALTH, self._health))
             routes += [Route(path, Handler("openai", self._completion, _POST)) for path in _OPENAI_POSTS]
             routes += [
                 Route(path, Handler("openai", self._models, _GET))
@@ -118,7 +121,11 @@ class HttpGateway:
         deployment = self._deployments.current
         path = "/v2/health/live" if request.url.path.endswith("/live") else _path(request, deployment, "/ready")
         try:
-            status, _ = await self._ask(deployment, path, request_id)
+            status, _ = await self._ask(deployment.triton, path, request_id)
+            if status == 200 and request.url.path == _HEALTH:
+                path = f"/v1/models/{deployment.spec.model}"
+                status, _ = await self._ask(_openai(deployment), path, request_id)
+                status = 503 if status == 404 else status  # no worker yet
         except Refusal as refusal:
             status = refusal.status
         await answer.start(status if status < 500 else 503, {"content-length": "0"})
@@ -164,15 +171,15 @@ class HttpGateway:
     async def _types(self, deployment: Deployment, model: str, request_id: str) -> Types:
         """Datatypes of a model's inputs, cached."""
         if model not in deployment.known_types:
-            status, body = await self._ask(deployment, f"/v2/models/{model}", request_id)
+            status, body = await self._ask(deployment.triton, f"/v2/models/{model}", request_id)
             if status != 200:
                 raise unavailable()
             deployment.known_types[model] = types_of(parse_json(body))
         return deployment.known_types[model]
 
-    async def _ask(self, deployment: Deployment, path: str, request_id: str) -> tuple[int, bytes]:
-        """Status and body of Triton's response to a request of the gateway. Raises Refusal (503) if there is none."""
-        onward = Onward(deployment.triton, "GET", path, b"", {}, _SHORT_S, request_id)
+    async def _ask(self, target: Upstream, path: str, request_id: str) -> tuple[int, bytes]:
+        """Status and body of the response to a request of the gateway. Raises Refusal (503) if there is none."""
+        onward = Onward(target, "GET", path, b"", {}, _SHORT_S, request_id)
         try:
             with anyio.fail_after(onward.timeout_s):
                 async with self._transport(onward) as response:

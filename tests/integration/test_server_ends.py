@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.config.places import places
+from pipeline.config.places import Places, places
 from pipeline.config.resolution import resolve_config
 from pipeline.errors import RequestError, ServerError
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, STOCK_TARGET_MODEL, TARGET_MODEL
@@ -23,7 +25,7 @@ from pipeline.server.client import TextQuery, stream_text
 from pipeline.server.processes import model_processes
 from pipeline.server.server import stop_server
 from pipeline.server.startup import launch
-from pipeline.server.state import find_server, is_ready
+from pipeline.server.state import ServerState, find_server, is_ready
 from tests.integration.servers import PROMPT, TORCH, ask, with_settings
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, wait_for, wait_for_guard
@@ -101,12 +103,10 @@ def test_an_engine_that_was_tampered_with_is_named(served, shared_where, tmp_pat
     assert find_server(tmp_path) is None
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_command_takes_its_server_with_it(shared_where, how):
-    environment = os.environ | {
-        "LOOKAHEAD_ENGINES": str(shared_where.engines),
-        "LOOKAHEAD_CACHE": str(shared_where.cache),
-    }
+@contextmanager
+def foreground(where: Places) -> Iterator[tuple[subprocess.Popen[str], ServerState]]:
+    """A process of `lookahead serve`, and the state of its server."""
+    environment = os.environ | {"LOOKAHEAD_ENGINES": str(where.engines), "LOOKAHEAD_CACHE": str(where.cache)}
     command = [sys.executable, "-m", "pipeline", "serve", "--model", "tiny-random-llama"]
     command += [part for override in (*TORCH, "drafting.planner=fixed") for part in ("--set", override)]
     process = subprocess.Popen(
@@ -118,18 +118,35 @@ def test_the_command_takes_its_server_with_it(shared_where, how):
         # Where the tests run in the background of a shell, SIGINT is ignored by all that they start.
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
-    folder = shared_where.engines / ".run"
+    folder = where.engines / ".run"
     try:
         assert process.stdout is not None
         assert "ready: tiny-random-llama" in process.stdout.readline()
         state = find_server(folder)
         assert state is not None
         assert is_ready(state)
-        process.send_signal(how)
-        process.wait(PATIENCE_S)
-        wait_for(lambda: not left_over(state.server_id))
-        assert not Path(folder / "server.json").exists()
-        assert process.returncode == {signal.SIGKILL: -9}.get(how, 130)
+        yield process, state
     finally:
         process.kill()
         stop_server(folder)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_command_takes_its_server_with_it(shared_where, how):
+    with foreground(shared_where) as (process, state):
+        process.send_signal(how)
+        process.wait(PATIENCE_S)
+        wait_for(lambda: not left_over(state.server_id))
+        assert not Path(shared_where.engines / ".run" / "server.json").exists()
+        assert process.returncode == {signal.SIGKILL: -9}.get(how, 130)
+
+
+def test_sigterm_lets_a_running_request_finish(shared_where):
+    with foreground(shared_where) as (process, state):
+        chunks = stream_text(TextQuery(PROMPT, 3500, strategy="none", end_id=-1), state.grpc_url, "grpc")
+        next(chunks)
+        process.terminate()
+        *_, last = chunks
+        assert last.finish_reason == "length"
+        assert process.wait(PATIENCE_S) == 130
+        assert not left_over(state.server_id)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from pipeline.config.resolution import resolve_config
+from pipeline.server.guard import DRAIN_SECONDS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "lookahead.yaml").read_text()))
@@ -36,9 +37,46 @@ def test_pods_run_without_rights_and_answer_probes_at_our_ports():
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert {port["name"]: port["containerPort"] for port in container["ports"]} == PORTS
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert container[probe]["httpGet"]["port"] in PORTS
+    probed = [container[probe]["httpGet"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")]
+    assert {probe["port"] for probe in probed} <= PORTS.keys()
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["server"]["healthcheck"]["test"]
+    asked = [path for path in paths_without_key() if f":8080{path}'" in compose[-1]]
+    assert {probe["path"] for probe in probed} | {*asked} <= paths_without_key()
+    assert asked
     assert {"requests", "limits"} <= container["resources"].keys()
+
+
+def paths_without_key() -> set[str]:
+    """Paths that probes can request although the operator sets API keys."""
+    page = json.loads((DEPLOY.parent / "pipeline" / "gateway" / "openapi.json").read_text())
+    return {path for path, methods in page["paths"].items() if methods.get("get", {}).get("security") == []}
+
+
+def test_requests_have_the_time_to_finish_that_the_server_gives_them():
+    pod = manifest("Deployment")["spec"]["template"]["spec"]
+    stop = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["server"]["stop_grace_period"]
+
+    assert pod["terminationGracePeriodSeconds"] > 2 * DRAIN_SECONDS
+    assert float(stop.removesuffix("s")) > 2 * DRAIN_SECONDS
+
+
+def test_images_hold_what_the_package_is_built_from_and_nothing_else():
+    lines = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
+
+    kept = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    assert "*" in lines
+    assert all((DEPLOY.parent / name).exists() for name in kept)
+    assert {"pipeline", "configs", "triton_repo", "docker", "pyproject.toml", "constraints.txt"} <= kept
+    assert not {"engines", ".git", ".venv"} & kept
+
+
+def test_folders_of_the_container_belong_to_its_user():
+    for name in ("cpu", "gpu"):
+        text = (DEPLOY / f"{name}.Dockerfile").read_text()
+        variables = dict(re.findall(r"([A-Z_]+)=(/data\S*)", text))
+        (owned,) = re.findall(r"install --directory --owner lookahead (.*)", text)
+        assert {"/data", *variables.values()} == set(owned.split())
+        assert "HOME" in variables
 
 
 def test_what_selects_pods_selects_those_of_the_deployment():

@@ -156,3 +156,12 @@ def test_the_reason_of_a_refusal_that_tools_hide_is_asked_for(stream):
     given = send(behind(answer), "POST", "/v1/chat/completions", json=body)
 
     assert (given.status_code, given.json()["error"]["message"]) == (503, refusal["message"])
+
+
+@pytest.mark.parametrize(("triton", "front_end", "expected"), [(200, 200, 200), (400, 200, 400), (200, 404, 503)])
+def test_health_needs_no_key_and_counts_triton_and_the_front_end(triton, front_end, expected):
+    def act(request: httpx.Request) -> httpx.Response:
+        statuses = {"/v2/health/ready": triton, "/v1/models/m": front_end}
+        return json_answer(statuses[request.url.path], {})
+
+    assert send(behind(act), "GET", "/health", spec_of(api_key("alice"))).status_code == expected
