@@ -114,6 +114,7 @@ def status(as_json: Json = False) -> None:
     from pipeline.dynamo.fleet import find_ended, find_replicas, openai_url
     from pipeline.server.figures import read_figures
     from pipeline.server.log import LOG, crash_log, kept_log
+    from pipeline.server.processes import seconds_since_start
     from pipeline.server.service import find_services
     from pipeline.server.startup import run_dir
     from pipeline.server.state import find_server, is_ready
@@ -151,7 +152,7 @@ def status(as_json: Json = False) -> None:
         ("model", f"{state.model} ({state.profile})"),
         ("ready", "yes" if ready else "no"),
         *([("not running", ", ".join(not_running))] if not_running else []),
-        ("up", f"{time.time() - state.started:.0f} s"),
+        ("up", f"{seconds_since_start(state.guard_pid):.0f} s"),
         *([("restarts", f"{state.restarts}: {state.restart_reason}")] if state.restarts else []),
         *([] if url is None else [("OpenAI API", url)]),
         ("gRPC", state.grpc_url),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -133,14 +132,17 @@ def verify(
 
 def _server_of(artifact: Artifact) -> str | None:
     """gRPC address of the server that `lookahead serve` started; None if it does not serve this artifact. Raises
-    UserError if the artifact was rebuilt after the start."""
+    UserError if it serves another build of the artifact."""
+    from pipeline.repository.model_config import read
+    from pipeline.repository.names import CONFIG, FINGERPRINT, FRONT_MODEL
     from pipeline.server.startup import run_dir
     from pipeline.server.state import find_server
 
     state, manifest = find_server(run_dir(places())), artifact.manifest
     if state is None or (state.model, state.profile) != (manifest.model, manifest.profile):
         return None
-    if datetime.fromisoformat(manifest.created).timestamp() > state.started:
+    front = read(Path(state.repository, FRONT_MODEL, CONFIG))
+    if front.parameters[FINGERPRINT].string_value != manifest.fingerprint_digest:
         raise UserError(
             f"The running server has an older build of {manifest.model} than {artifact.folder}. Restart it with "
             "`lookahead stop` and `lookahead serve`, or compare in process with --no-server."

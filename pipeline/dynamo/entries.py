@@ -33,8 +33,9 @@ class Entries:
         self._restore_until = 0.0
 
     def check(self, now: float) -> None:
-        """Remember new entries, and restore those that are missing after a suspension. now: seconds since 1970."""
-        if self._checked_at is not None and now - self._checked_at > _LATE_S:
+        """Remember new entries, and restore those that are missing after a suspension. now: seconds since 1970, because
+        Dynamo compares them with the times of the files. A jump of the clock counts as a suspension."""
+        if self._checked_at is not None and not 0 <= now - self._checked_at <= _LATE_S:
             self._restore_until = now + _RESTORE_S
         self._checked_at = now
         for path in map(Path, glob.glob(self.pattern)):

@@ -24,7 +24,7 @@ from pipeline.repository.extensions import (
     TENSORRT_LLM_INPUTS,
     TENSORRT_LLM_OUTPUTS,
 )
-from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, TARGET_MODEL
+from pipeline.repository.names import FINGERPRINT, FRONT_MODEL, STOCK_FRONT_MODEL, TARGET_MODEL
 
 
 def engine_dtypes(resolved: ResolvedConfig) -> Mapping[str, str]:
@@ -98,6 +98,7 @@ def lookahead_bls(resolved: ResolvedConfig, artifact: Artifact, vocab_size: int)
         {
             "tokenizer_dir": str(artifact.tokenizer_dir),
             "artifact_dir": str(artifact.folder),
+            FINGERPRINT: artifact.manifest.fingerprint_digest,
             "vocab_size": str(vocab_size),
         },
     )

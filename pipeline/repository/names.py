@@ -28,6 +28,9 @@ MODELS = frozenset(
     }
 )
 
+# Parameter of FRONT_MODEL with the fingerprint of the engine that the repository was made for.
+FINGERPRINT = "fingerprint"
+
 CONFIG = "config.pbtxt"
 VERSION = "1"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,12 @@ def start_time(pid: int) -> int | None:
     with suppress(OSError):
         return int(_stat(pid)[19])
     return None
+
+
+def seconds_since_start(pid: int) -> float:
+    """Time since the start of a process; 0 if there is no such process. Jumps of the clock do not change it."""
+    ticks = start_time(pid)
+    return 0.0 if ticks is None else time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def work_of(pid: int) -> float:

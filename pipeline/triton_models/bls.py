@@ -24,7 +24,7 @@ from pipeline.decoding.sources.supplied import SuppliedSource
 from pipeline.decoding.sources.trie import TrieSource
 from pipeline.decoding.strategy import source_names
 from pipeline.decoding.warm_up import warm_up
-from pipeline.engine.artifact import ENGINE, RESOLVED, TOKENIZER
+from pipeline.engine.artifact import ENGINE, MANIFEST, RESOLVED, TOKENIZER, Manifest
 from pipeline.engine.backend import backend_of
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import RepositoryError, RequestError
@@ -166,9 +166,15 @@ class Bls:
         return Generation(request, session, self._codec, engine, slot, prediction)
 
 
-def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target]) -> Bls:
-    """Load the tokenizer, the config and the draft sources of an artifact. targets: by model name. Raises ConfigError
-    or RepositoryError if a file cannot be read or `targets` lacks a model of the config."""
+def load_bls(artifact_dir: Path, fingerprint: str, vocab_size: int, targets: Mapping[str, Target]) -> Bls:
+    """Load the tokenizer, the config and the draft sources of an artifact. fingerprint: of the engine that the model
+    repository was made for. targets: by model name. Raises ConfigError or RepositoryError if a file cannot be read, the
+    engine is another one or `targets` lacks a model of the config."""
+    if Manifest.model_validate_json((artifact_dir / MANIFEST).read_bytes()).fingerprint_digest != fingerprint:
+        raise RepositoryError(
+            f"The engine in {artifact_dir} was built again with other settings, and this model repository is that of "
+            "the old one. Run `lookahead stop` and `lookahead serve`."
+        )
     codec = load_codec(artifact_dir / TOKENIZER, artifact_dir / ENGINE, vocab_size)
     resolved = load_resolved(artifact_dir / RESOLVED)
     models = backend_of(resolved.backend).traits(resolved)

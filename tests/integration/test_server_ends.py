@@ -19,6 +19,7 @@ import pytest
 
 from pipeline.config.places import Places, places
 from pipeline.config.resolution import resolve_config
+from pipeline.engine.build import build_engine
 from pipeline.errors import RequestError, ServerError
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, STOCK_TARGET_MODEL, TARGET_MODEL
 from pipeline.server.client import TextQuery, stream_text
@@ -26,7 +27,7 @@ from pipeline.server.processes import model_processes
 from pipeline.server.server import stop_server
 from pipeline.server.startup import launch
 from pipeline.server.state import ServerState, find_server, is_ready
-from tests.integration.servers import PROMPT, TORCH, ask, with_settings
+from tests.integration.servers import PROMPT, TORCH, ask, prepared, with_settings
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, wait_for, wait_for_guard
 
@@ -101,6 +102,20 @@ def test_an_engine_that_was_tampered_with_is_named(served, shared_where, tmp_pat
     finally:
         file.write_bytes(whole)
     assert find_server(tmp_path) is None
+
+
+def test_an_engine_that_was_built_again_is_not_served_with_the_repository_of_the_old_one(shared_where, tmp_path):
+    where = replace(shared_where, engines=tmp_path / "engines")
+    running = launch(prepared(where, "server.max_restarts=1"), where, tmp_path / "run")
+    other = resolve_config("tiny-random-llama", "latency", (*TORCH, "engine.max_seq_len=512"), where=where)
+    assert build_engine(other, where).outcome != "reused"
+    for process in (process for process in left_over(running.state.server_id) if isinstance(process, psutil.Process)):
+        if "tritonserver" in process.name():
+            process.send_signal(signal.SIGKILL)
+
+    wait_for(lambda: running.poll() is not None)
+    assert "was built again with other settings" in running.log_path.read_text()
+    running.stop()
 
 
 @contextmanager

@@ -19,10 +19,15 @@ def test_a_server_with_an_older_build_is_not_compared_with(
     model = "tiny-random-llama"
     words = ["--model", model, "--set", "backend=torch", "--set", "device=cpu", "--set", "drafting.planner=fixed"]
     with pytest.raises(SystemExit):
+        cli.main(["repo", *words])
+    words += ["--set", "engine.max_seq_len=512"]
+    with pytest.raises(SystemExit):
         cli.main(["engine", *words])
     ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "triton_http_port", "triton_grpc_port"), 1)
-    names = {"server_id": "la1", "host": "127.0.0.1", "repository": "/r", "model": model, "profile": "latency"}
-    server = ServerState.model_validate({**ports, **names, "guard_pid": 1, "started": time.time() - 3600})
+    names = {"server_id": "la1", "host": "127.0.0.1", "model": model, "profile": "latency"}
+    repository = str(tmp_path / model / "latency" / "repository")
+    later = time.time() + 3600  # the clock has jumped
+    server = ServerState.model_validate({**ports, **names, "repository": repository, "guard_pid": 1, "started": later})
     monkeypatch.setattr(server_state, "find_server", lambda folder: server)
 
     with pytest.raises(SystemExit) as caught:

@@ -48,6 +48,23 @@ def test_they_come_back_too_if_they_go_a_moment_after_its_end(folder: Path) -> N
     assert len(held(folder)) == 2
 
 
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
+def test_a_jump_of_the_clock_restores_entries_and_not_for_an_hour(folder: Path, jump_s: float) -> None:
+    entries = Entries(folder, 255)
+    entries.check(10_000.0)
+    entries.check(10_020.0)  # restored for a while
+    remove(folder)
+    now = 10_020.5 + jump_s
+    entries.check(now)
+    assert len(held(folder)) == 2
+
+    for number in range(1, 70):
+        entries.check(now + number / 2)
+    remove(folder)
+    entries.check(now + 35.0)
+    assert held(folder) == {}
+
+
 def test_entries_that_a_shutdown_removes_stay_removed(folder: Path) -> None:
     entries = Entries(folder, 255)
     entries.check(0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from google.protobuf import text_format
@@ -71,7 +72,8 @@ def fake_artifact(folder: Path, resolved: ResolvedConfig) -> Artifact:
     """An artifact as far as rendering looks at it: its folders, and a config.json that states the vocabulary."""
     (folder / "engine").mkdir(parents=True, exist_ok=True)
     (folder / "engine" / "config.json").write_text(json.dumps({"vocab_size": 512}))
-    return Artifact(folder, manifest=None, resolved=resolved)  # type: ignore[arg-type]
+    manifest = SimpleNamespace(fingerprint_digest="sha256:0")
+    return Artifact(folder, manifest, resolved)  # type: ignore[arg-type]
 
 
 def torch_config(model: str, profile: str, *overrides: str) -> ResolvedConfig:

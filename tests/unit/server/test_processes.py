@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 from pipeline.server import processes
 
@@ -36,3 +37,11 @@ def test_empty_folders_of_killed_servers_go_when_no_server_runs(tmp_path, monkey
     processes.remove_environments()
 
     assert [folder.exists() for folder in (empty, full, other)] == [False, True, True]
+
+
+def test_the_time_since_a_start_is_not_that_of_the_wall_clock(monkeypatch):
+    with subprocess.Popen(["sleep", "600"]) as process:
+        monkeypatch.setattr(time, "time", lambda: 0.0)
+        assert 0 <= processes.seconds_since_start(process.pid) < 600
+        process.kill()
+    assert processes.seconds_since_start(process.pid) == 0

@@ -11,7 +11,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from pipeline.config.places import places
-from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL, TARGET_PARAMETERS
+from pipeline.repository.names import FINGERPRINT, LOOKAHEAD_MODEL, TARGET_MODEL, TARGET_PARAMETERS
 from pipeline.triton_models.bls import load_bls
 from pipeline.triton_models.drain_lock import DrainLock
 from pipeline.triton_models.metrics import Metrics
@@ -36,7 +36,8 @@ class TritonPythonModel:
             if (model := parameter(config, TARGET_PARAMETERS[name], default=""))
         }
         artifact_dir = Path(parameter(config, "artifact_dir"))
-        self._bls = load_bls(artifact_dir, int(parameter(config, "vocab_size")), self._targets)
+        fingerprint, vocab_size = parameter(config, FINGERPRINT), int(parameter(config, "vocab_size"))
+        self._bls = load_bls(artifact_dir, fingerprint, vocab_size, self._targets)
         self._learned = self._bls.learned_state(artifact_dir, places().cache)
         self._drain_lock = DrainLock(Path(args["model_repository"]).parent)
         self._metrics = Metrics(pb_utils, self._bls.trie_metrics())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from google.protobuf import text_format
@@ -35,7 +36,8 @@ GOLDEN_CONFIGS = [
 
 def rendered(folder: Path, resolved: ResolvedConfig) -> dict[str, pb.ModelConfig]:
     """The repository on disk, read back with Triton's own protobuf."""
-    artifact = Artifact(folder / "artifact", manifest=None, resolved=resolved)  # type: ignore[arg-type]
+    manifest = SimpleNamespace(fingerprint_digest="sha256:0")
+    artifact = Artifact(folder / "artifact", manifest, resolved)  # type: ignore[arg-type]
     for name in ("", "tensorrt_llm_engine", "tensorrt_llm_lookahead"):
         engine = artifact.engine_dir / name
         engine.mkdir(parents=True, exist_ok=True)
