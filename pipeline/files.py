@@ -18,20 +18,37 @@ if TYPE_CHECKING:
 
 def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
     """Write a file atomically (text as UTF-8): write a temporary file beside it, flush it to disk, rename it. Also
-    removes temporary files of killed writers. private: only the owner can read the file. Raises OSError, without
-    leaving a temporary file."""
+    removes temporary files of killed writers. A link is kept, and the file that it names is written; a pipe or a device
+    is written directly. private: only the owner can read the file. Raises OSError, without leaving a temporary file."""
+    if is_stream(path):
+        return _write_stream(path, content)
+    if path.is_symlink():
+        path = path.resolve()
     partial, file = _partial_file(path, 0o600 if private else 0o666)
     try:
         with file:
             _remove_abandoned(path)
-            for piece in [content.encode()] if isinstance(content, str) else content:
-                file.write(piece)
+            file.writelines(_pieces(content))
             file.flush()
             os.fsync(file.fileno())
             partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def is_stream(path: Path) -> bool:
+    """Whether path is a pipe or a device, such as /dev/stdout: another file must not take its place."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _write_stream(path: Path, content: str | Iterable[bytes]) -> None:
+    with path.open("wb") as stream:
+        stream.writelines(_pieces(content))
+
+
+def _pieces(content: str | Iterable[bytes]) -> Iterable[bytes]:
+    return [content.encode()] if isinstance(content, str) else content
 
 
 def _partial_file(path: Path, mode: int) -> tuple[Path, BinaryIO]:

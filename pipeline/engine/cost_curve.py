@@ -29,7 +29,7 @@ from pipeline.files import write_whole
 class CostKey(Frozen):
     """Everything that the time of a pass depends on. version: changes with the speed of this program's own passes."""
 
-    version: int = 2
+    version: int = 3
     files: str = Field(description="Hash of all settings that the weights in the files depend on.")
     device: str
     processor: str = Field(description="Name of the processor or GPU.")

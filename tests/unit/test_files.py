@@ -11,6 +11,7 @@ from typing import BinaryIO, NoReturn
 
 import pytest
 
+from pipeline.bench.report.results import require_writable
 from pipeline.files import partial_path, write_whole
 
 
@@ -37,6 +38,32 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(FileNotFoundError):
         write_whole(tmp_path / "none" / "file", "new")
+
+
+def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
+    """As root, a rename would replace a device such as /dev/null for every program of the machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    require_writable(pipe)
+    write_whole(pipe, "new")
+    assert os.read(reader, 10) == b"new"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
+    """As /dev/stdout is a link, to the file that a shell redirects output to."""
+    (tmp_path / "folder").mkdir()
+    link, file = tmp_path / "link", tmp_path / "folder" / "file"
+    link.symlink_to(file)
+    for content in ("first", "second"):
+        require_writable(link)
+        write_whole(link, content)
+        assert link.is_symlink()
+        assert file.read_text() == content
+    assert list((tmp_path / "folder").iterdir()) == [file]
 
 
 @pytest.mark.parametrize("path", ["", ".", "/"])

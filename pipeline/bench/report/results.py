@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pipeline.decoding.cost import CostPoint
 from pipeline.decoding.reliability import ReliabilityRow
 from pipeline.errors import UserError
-from pipeline.files import partial_path, write_whole
+from pipeline.files import is_stream, partial_path, write_whole
 
 OVERALL = "overall"
 
@@ -135,6 +135,10 @@ def require_writable(path: Path, *inputs: Path | None) -> None:
     require_other(path, *inputs)
     if path.is_dir():
         raise UserError(f"{path} cannot be written: it is a folder.")
+    if is_stream(path):
+        return
+    if path.is_symlink():
+        path = path.resolve()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         trial = partial_path(path)
