@@ -95,7 +95,7 @@ versions: setup-dev ## List the TensorRT-LLM version of each container
 test test-kernels soak: export PYTHONDONTWRITEBYTECODE :=
 
 test: setup-dev test-kernels ## Run all tests, including those against a real server
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/unit $(ARGS)
+	$(VENV)/bin/python -m pytest -n 3 --dist loadfile tests/unit $(ARGS)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/integration tests/soak/test_kills.py \
 		tests/soak/test_small_machine.py $(ARGS)
 
