@@ -156,3 +156,11 @@ def test_each_pinned_version_that_is_installed_here_has_a_release_for_this_pytho
 def test_the_image_is_tested_with_what_it_takes(requirement: Requirement) -> None:
     assert requirement.specifier.contains(importlib.metadata.version(requirement.name))
     assert {specifier.operator for specifier in requirement.specifier} == {">="}  # the container's own are kept
+
+
+def test_no_file_names_a_package_registry() -> None:
+    """Where packages come from is the user's setting of pip."""
+    hosts = [".".join(name) for name in (("pypi", "org"), ("pythonhosted", "org"), ("download", "pytorch", "org"))]
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=HOME, capture_output=True, text=True, check=True).stdout
+    texts = {name: (HOME / name).read_bytes().decode(errors="ignore") for name in tracked.split("\0")[:-1]}
+    assert [name for name, text in texts.items() if any(host in text for host in hosts)] == []
