@@ -56,9 +56,7 @@ class Window:
     def last_level(self) -> range:
         """Indices in `tree` of the last level's nodes, by column; -1 is the root."""
         width = self.max_window_size
-        if len(self.rows) == 1:
-            return range(-1, width - 1)
-        start = width - 1 + (len(self.rows) - 2) * width
+        start = (len(self.rows) - 1) * width - 1
         return range(start, start + width)
 
     def ngrams(self, root: int, choices: IntArray) -> list[list[int]]:

@@ -12,7 +12,12 @@ class Target(NamedTuple):
     tests: tuple[str, ...]
 
 
-_DECODING, _ENGINE = "tests/unit/decoding", "tests/unit/engine"
+_DECODING, _ENGINE, _TRITON = "tests/unit/decoding", "tests/unit/engine", "tests/unit/triton_models"
+
+
+def _decoding(module: str, *tests: str) -> Target:
+    """A module whose tests have its name, or these names."""
+    return Target(f"pipeline/decoding/{module}.py", tuple(f"{_DECODING}/test_{name}.py" for name in tests or (module,)))
 
 
 def _trie(module: str, *tests: str) -> Target:
@@ -22,14 +27,25 @@ def _trie(module: str, *tests: str) -> Target:
 _DRAFTS = ("estimator", "learning", "recorded")
 _CONTENT = ("text_trie", "merging", "random_operations", "snapshot")
 TARGETS = (
-    Target("pipeline/decoding/accept.py", (f"{_DECODING}/test_accept.py",)),
-    Target("pipeline/decoding/tree.py", (f"{_DECODING}/test_tree.py",)),
-    Target("pipeline/decoding/growth.py", (f"{_DECODING}/test_growth.py",)),
-    Target("pipeline/decoding/mixing.py", (f"{_DECODING}/test_mixing.py", f"{_DECODING}/test_growth.py")),
-    Target("pipeline/decoding/planner.py", (f"{_DECODING}/test_planner.py",)),
-    Target("pipeline/decoding/sampling.py", (f"{_DECODING}/test_sampling.py",)),
-    Target("pipeline/decoding/cost.py", (f"{_DECODING}/test_cost.py",)),
-    _trie("learning", "learning"),
+    *map(_decoding, ("accept", "tree", "growth", "planner", "sampling", "cost", "calibration", "continuations")),
+    *map(_decoding, ("reliability", "lookahead", "pool", "split", "learned_state", "strategy")),
+    _decoding("mixing", "mixing", "growth", "drafter"),
+    Target(
+        "pipeline/decoding/log_probs.py",
+        (f"{_DECODING}/test_log_probs.py", f"{_ENGINE}/test_scheduler_log_probs.py", f"{_TRITON}/test_token_output.py"),
+    ),
+    Target(
+        "pipeline/decoding/session.py",
+        (
+            f"{_DECODING}/test_session.py",
+            f"{_DECODING}/test_session_ends.py",
+            f"{_ENGINE}/test_scheduler_grammar.py",
+        ),
+    ),
+    _decoding("drafter", "drafter", "drafter_faults"),
+    _decoding("proposals", "proposals", "drafter"),
+    Target("pipeline/decoding/grammar/matcher.py", (f"{_DECODING}/grammar/test_matcher.py",)),
+    _trie("learning", "learning", "recorded"),
     _trie("snapshot", "snapshot"),
     _trie("integrity", "snapshot", "random_operations"),
     *(_trie(module, *_DRAFTS) for module in ("draft_tree", "estimator", "next_tokens", "suffixes")),

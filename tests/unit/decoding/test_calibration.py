@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decoding.calibration import LARGEST_RATIO, Calibration
+from pipeline.decoding.calibration import HIGHEST, LARGEST_RATIO, NUM_CELLS, Calibration
 
 
 def learnt(estimate: float, rate: float, channel: int = 0, steps: int = 400) -> Calibration:
@@ -66,3 +66,36 @@ def test_nodes_that_were_not_verified_teach_nothing() -> None:
     assert corrected(calibration, 0.5) == pytest.approx(0.5)
     calibration.learn(estimates, channels, np.asarray([-1, 0, -1, 1]), all_refused)
     assert calibration.promised.sum() == pytest.approx(1.0)
+
+
+def ratio(calibration: Calibration, estimate: float) -> float:
+    return corrected(calibration, estimate) / estimate
+
+
+def test_a_cell_corrects_its_neighbourhood_and_nothing_further() -> None:
+    """Cells stand at 1, 2^-1/2, 2^-1, 2^-3/2: halfway between two, each counts half."""
+    calibration = learnt(2**-0.5, 0.2)
+    learned = ratio(calibration, 2**-0.5)
+    assert learned == pytest.approx(0.2 / 2**-0.5, rel=0.15)
+    for halvings, share in ((0.25, 0.5), (0.75, 0.5), (1.0, 0.0), (1.5, 0.0), (6.0, 0.0)):
+        assert ratio(calibration, 2**-halvings) == pytest.approx(1 - share * (1 - learned), rel=1e-4)
+    assert corrected(calibration, 1.0) == pytest.approx(HIGHEST)
+
+
+def test_the_outcome_of_an_estimate_between_two_cells_counts_for_both_in_proportion() -> None:
+    calibration = Calibration(1)
+    estimates = np.full(1, 2**-0.625, np.float32)  # a quarter of the way from the cell at 2^-1/2 to that at 2^-1
+    calibration.learn(estimates, np.zeros(1, np.int32), np.zeros(1, np.int32), np.ones(1, np.bool_))
+    assert calibration.accepted[0, :4].tolist() == pytest.approx([0, 0.75, 0.25, 0], abs=1e-6)
+    assert calibration.promised[0, :4].tolist() == pytest.approx([0, 0.75 * 2**-0.625, 0.25 * 2**-0.625, 0], abs=1e-6)
+    assert corrected(calibration, 2**-0.5) == pytest.approx(2**-0.5 * (3 + 0.75) / (3 + 0.75 * 2**-0.625))
+    calibration.learn(estimates[:0], np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.bool_))
+    assert calibration.accepted[0, 1] == pytest.approx(0.75 * 0.998)
+
+
+@pytest.mark.parametrize("estimate", [0.0, 1e-30, 2**-11, 1.0])
+def test_the_first_and_last_cells_hold_whatever_lies_beyond(estimate: float) -> None:
+    calibration = learnt(estimate, 1.0, steps=3)
+    assert corrected(calibration, estimate) >= min(estimate, HIGHEST)
+    place = calibration.accepted[0].argmax()
+    assert place == (0 if estimate == 1.0 else NUM_CELLS - 2 if estimate == 2**-11 else NUM_CELLS - 1)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.decoding.cost import CostCurve, CostPoint
 from tests.fakes import cost_curve
 
 rows = st.lists(
@@ -75,3 +76,8 @@ def test_between_two_context_lengths_the_time_is_linear() -> None:
     assert curve.seconds(4, 1, 24) == pytest.approx(0.2)
     assert curve.seconds(4, 1, 8) == pytest.approx(0.1)
     assert curve.seconds(4, 1, 64) == pytest.approx(0.5)
+
+
+def test_at_a_measured_context_length_the_measurement_counts() -> None:
+    curve = CostCurve(tuple(CostPoint(1, 1, length, seconds) for length, seconds in ((0, 0.1), (100, 0.4), (200, 0.5))))
+    assert [curve.seconds(1, 1, length) for length in (0, 100, 200, 300)] == pytest.approx([0.1, 0.4, 0.5, 0.5])

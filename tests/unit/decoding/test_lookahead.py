@@ -45,7 +45,8 @@ def test_full_window_is_a_tree_with_the_papers_positions_and_mask(width: int, ng
     ).reshape(len(cells), len(cells))
     assert np.array_equal(ancestor_mask(tree), expected)
     assert depths(tree).tolist() == [level + column for level, column in cells]
-    assert [cells[node][1] if node >= 0 else 0 for node in window.last_level()] == list(range(width))
+    root, last = (0, 0), ngram - 2
+    assert [([*cells, root])[node] for node in window.last_level()] == [(last, column) for column in range(width)]
 
 
 def test_a_window_that_fills_gains_one_level_per_step_and_moves_one_column() -> None:
@@ -83,6 +84,29 @@ def test_bigram_window_is_full_at_once() -> None:
     assert window.ngrams(9, np.asarray([1, 2, 3], np.int32)) == [[9, 1], [first[0], 2], [first[1], 3]]
     window.advance(1, np.asarray([1, 2, 3], np.int32))
     assert window.rows[0].tolist() == [2, 3]
+
+
+def positions(window: Window, first: int = 0) -> list[dict[int, int]]:
+    """For each level: token by position after the root, which is `first` tokens further."""
+    return [
+        {first + level + column + (level == 0): token for column, token in enumerate(row.tolist())}
+        for level, row in enumerate(window.rows)
+    ]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), st.integers(2, 5), st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=12))
+def test_tokens_keep_their_positions_in_the_text(width: int, ngram: int, steps: list[tuple[int, bool]]) -> None:
+    window = Window(width, ngram, np.arange(100, 140, dtype=np.int32), seed=7)
+    for number, (accepted, verified) in enumerate(steps):
+        choices = 1000 * (number + 1) + np.arange(width, dtype=np.int32)
+        known = positions(window)
+        if verified:
+            known.append({len(known) + column: token for column, token in enumerate(choices.tolist())})
+        window.advance(accepted, choices if verified else None)
+        for before, after in zip(known[-len(window.rows) :], positions(window, accepted), strict=True):
+            moved = {place: token for place, token in before.items() if place in after}
+            assert moved == {place: token for place, token in after.items() if place in before}
 
 
 @settings(deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,3 +72,17 @@ def test_bounded_per_key_with_probabilities_that_never_grow_downwards(
         above = [1.0 if parent < 0 else float(tree.probabilities[parent]) for parent in tree.parents]
         assert all(0 < own <= limit for own, limit in zip(tree.probabilities.tolist(), above, strict=True))
         assert max(len(path_to(tree, node)) for node in range(len(tree))) == min(depth, 3)
+
+
+def test_probabilities_are_shares_of_the_weights_and_of_the_escape() -> None:
+    """Weights 1, 0.7 and 0.49 from the most recent on, and 3 for other continuations of each node."""
+    pool = NgramPool(4, 8)
+    for ngram in ([1, 5, 6, 7], [1, 2, 3, 8], [1, 2, 4, 9]):
+        pool.add(ngram)
+    tree = pool.tree(1, 2)
+    assert tree.token_ids.tolist() == [2, 4, 3, 5, 6]
+    assert tree.parents.tolist() == [-1, 0, 0, -1, 3]
+    first, second = 1.7 / (1.7 + 0.49 + 3), 0.49 / (1.7 + 0.49 + 3)
+    expected = [first, first / (1.7 + 3), first * 0.7 / (1.7 + 3), second, second * 0.49 / (0.49 + 3)]
+    assert tree.probabilities is not None
+    assert tree.probabilities.tolist() == pytest.approx(expected)

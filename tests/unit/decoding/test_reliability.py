@@ -46,3 +46,17 @@ def test_nodes_that_a_grammar_forces_count_for_no_source() -> None:
     reliability = Reliability(("trie", "recycling"))
     reliability.add(tree([0.6, 0.6], [0, -1]), [0, 1])
     assert [(row.source, row.nodes, row.accepted) for row in reliability.take()] == [("trie", 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("estimate", "low", "high"),
+    [
+        *((0.0, 0.0, 0.02), (0.02, 0.0, 0.02), (0.03, 0.02, 0.05), (0.08, 0.05, 0.1), (0.5, 0.3, 0.5)),
+        *((0.6, 0.5, 0.7), (0.8, 0.7, 0.9), (0.95, 0.9, 1.0), (1.0, 0.9, 1.0)),
+    ],
+)
+def test_an_estimate_is_in_the_bucket_that_it_ends(estimate: float, low: float, high: float) -> None:
+    reliability = Reliability(("trie",))
+    reliability.add(tree([estimate], [0]), [])
+    (row,) = reliability.take()
+    assert (row.low, row.high, row.nodes) == (low, high, 1)

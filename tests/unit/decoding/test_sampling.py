@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.decoding.request import SamplingParams
-from pipeline.decoding.sampling import check_sampling, choose_token, gumbel_noise, needs_logits
+from pipeline.decoding.sampling import LARGEST, check_sampling, choose_token, gumbel_noise, needs_logits
 from pipeline.errors import RequestError
 from tests.fakes import VOCAB_SIZE, make_request, table_logits
 
@@ -57,6 +57,7 @@ def test_noise_of_neighbouring_positions_is_uncorrelated() -> None:
         ({"top_k": 1}, {1}),
         ({"bad_words": ((1,), (2,))}, {0, 3, 4}),
         ({"bad_words": ((0, 1, 1),)}, {0, 2, 3, 4}),
+        ({"bad_words": ((0,),)}, {1, 2, 3, 4}),
         ({"bad_words": ((1, 1, 1),)}, {0, 1, 2, 3, 4}),
     ],
 )
@@ -112,6 +113,8 @@ def test_all_faults_of_sampling_parameters_are_named_together() -> None:
     for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "bad_words"):
         assert name in str(caught.value)
     check_sampling(SamplingParams(temperature=0.7, top_k=5, top_p=1.0), VOCAB_SIZE)
+    largest = np.full(VOCAB_SIZE, LARGEST, np.float32)
+    check_sampling(SamplingParams(min_p=1.0, bad_words=((0,),), embedding_bias=largest), VOCAB_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -171,3 +174,13 @@ def test_a_penalty_of_two_is_applied_like_any_other() -> None:
 def test_a_token_exactly_at_min_p_stays() -> None:
     logits = np.asarray([0.0, 0.0, -np.inf], np.float32)
     assert {chosen(logits=logits, temperature=1.0, min_p=1.0, seed=seed) for seed in range(40)} == {0, 1}
+
+
+def test_noise_is_the_same_in_every_version() -> None:
+    """Users keep seeds: a new release must give the old texts."""
+    assert gumbel_noise(7, 1234, 3).tolist() == pytest.approx([-0.51527, -1.59096, 1.52408], abs=1e-5)
+
+
+def test_the_nucleus_ends_where_its_share_is_reached() -> None:
+    logits = np.zeros(2, np.float32)
+    assert {chosen(logits=logits, temperature=1.0, top_p=0.5, seed=seed) for seed in range(40)} == {0}
