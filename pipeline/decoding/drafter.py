@@ -174,11 +174,10 @@ class Drafter:
             learn_from_step(self._weights, grown, verified, accepted, LEARNING_RATE)
             self._calibration.learn(grown.probabilities, request.channels, verified, accepted)
             places = np.where(grown.places < 0, -1, verified[grown.places]) if len(verified) else grown.places
-        step = _read_only_copy(step)
         for index, source in enumerate(self.sources):
             if source.name in request.names:
                 nodes = places[request.own_nodes.get(index, slice(0, 0))]
-                self._guarded(source, None, source.update, request_id, step, nodes)
+                self._guarded(source, None, source.update, request_id, _read_only_copy(step), nodes)
         request.grown, request.tree, request.own_nodes = None, EMPTY_TREE, {}
 
     def save_learned(self, folder: Path, name: str, fingerprint: str) -> None:
@@ -272,5 +271,5 @@ def _reported(call: Callable[P, None], *args: P.args, **named: P.kwargs) -> None
 
 
 def _read_only_copy(step: StepResult) -> StepResult:
-    """A copy that a source can change without effect on other sources."""
+    """A copy for one source, so that its changes have no effect on other sources."""
     return replace(step, context=read_only(step.context), nodes=list(step.nodes), token_ids=list(step.token_ids))

@@ -42,7 +42,7 @@ TARGETS = (
             f"{_ENGINE}/test_scheduler_grammar.py",
         ),
     ),
-    _decoding("drafter", "drafter", "drafter_faults"),
+    _decoding("drafter", "drafter", "drafter_faults", "learned_state"),
     _decoding("proposals", "proposals", "drafter"),
     Target("pipeline/decoding/grammar/matcher.py", (f"{_DECODING}/grammar/test_matcher.py",)),
     _trie("learning", "learning", "recorded"),

@@ -69,6 +69,15 @@ def test_older_probabilities_count_less_and_the_best_stay() -> None:
     assert table.probs[0, slot].tolist() == pytest.approx(expected, rel=1e-5)
 
 
+def test_token_0_is_a_token_like_any_other() -> None:
+    table = empty_table(1, 64, 3)
+    store(table, KEY, ints(5), ints(0, 2), np.asarray([0.5, 0.3], np.float32))
+    store(table, KEY, ints(5), ints(2, 0, 3, 4), np.asarray([0.6, 0.2, 0.1, 0.1], np.float32))
+    assert found(table, [5], 1) == [2, 0, 3]
+    store(table, KEY, ints(5), ints(6), np.asarray([0.5], np.float32))
+    assert found(table, [5], 1) == [6, 2, 0]
+
+
 def test_every_node_of_a_step_is_kept_and_the_accepted_ones_win() -> None:
     # Tokens 3 and 3: one accepted, one a rejected guess after it.
     tree = tree_from_lists([3, 4, 3], [-1, 0, 1])

@@ -168,6 +168,8 @@ def test_no_budget_no_draft() -> None:
     drafter = drafter_of(Scripted("a", lambda _: chain([5])))
     assert not len(drafter.propose("r", CONTEXT, DraftBudget(0, 4)))
     assert not len(drafter.propose("r", CONTEXT, DraftBudget(4, 0)))
+    assert not drafter.failures["a"]
+    assert drafter.propose("r", CONTEXT, DraftBudget(1, 1)).token_ids.tolist() == [5]
 
 
 def test_recycling_asks_for_candidates_and_others_do_not() -> None:

@@ -44,7 +44,7 @@ def test_a_broken_source_costs_its_own_drafts_only(
             assert paths_of(tree) == {(7,), (7, 8)}
             drafter.update("r", step_of(tree, [0, 1]))
             assert drafter.failures == {"broken": count, "good": 0}
-    assert len(caplog.records) == 1
+            assert len(caplog.records) == 1
     assert good.heard[-1][1] == [0, 1]
 
 
@@ -65,6 +65,22 @@ def test_a_source_that_fails_to_start_or_learn_affects_no_other() -> None:
     drafter.stop("r")
     assert drafter.failures == {"hopeless": 4, "good": 0}
     assert good.heard
+
+
+def test_a_source_that_changes_its_step_changes_it_for_no_other() -> None:
+    class Vandal(Scripted):
+        def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+            step.nodes.clear()
+            step.token_ids.append(9)
+            step.context[:] = 9
+
+    good = Scripted("good", lambda _: chain([7, 8]))
+    drafter = drafter_of(Vandal("vandal", lambda _: EMPTY_TREE), good)
+    drafter.update("r", step_of(drafter.propose("r", CONTEXT, BUDGET), [0]))
+    ((step, _),) = good.heard
+    assert (step.nodes, step.token_ids, step.context.tolist()) == ([0], [7, 0], CONTEXT.tolist())
+    with pytest.raises(RuntimeError, match=r"vandal \(1 calls\)"):
+        drafter.require_sound()
 
 
 def test_a_broken_table_costs_its_own_drafts_only() -> None:

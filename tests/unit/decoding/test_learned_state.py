@@ -11,7 +11,7 @@ import pytest
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, TrieDraftConfig
 from pipeline.decoding.create import create_drafter
 from pipeline.decoding.drafter import Drafter
-from pipeline.decoding.learned_state import load_arrays, save_arrays
+from pipeline.decoding.learned_state import MAGIC, load_arrays, save_arrays
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import agreeing_path
@@ -90,6 +90,19 @@ def test_damage_costs_what_was_learnt_and_nothing_else(
     assert record.exc_info is None
     assert not any(new.failures.values())
     serve(new)
+
+
+@pytest.mark.parametrize("place", [0, len(MAGIC), -1])
+def test_a_changed_byte_anywhere_is_refused(tmp_path: Path, place: int) -> None:
+    path, arrays = tmp_path / "new" / "folder" / "file", {"a": np.arange(3)}
+    for _ in range(2):
+        save_arrays(path, arrays, "model")
+    assert load_arrays(path, arrays, "model")["a"].tolist() == [0, 1, 2]
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="is damaged"):
+        load_arrays(path, arrays, "model")
 
 
 def test_arrays_of_another_model_or_shape_are_refused(tmp_path: Path) -> None:

@@ -218,6 +218,18 @@ def test_removing_a_namespace_leaves_no_token_of_it():
     assert not trie.count(ids([7]), "gone")
     assert 8 not in trie.arrays.text.tolist()
     assert [(name, text.tolist()) for name, text, _ in trie.texts()] == [("kept", [1, 2, 3])]
+    # Between texts of others, and in several pieces.
+    stream = trie.open("gone")
+    for begin in (20, 22, 24):
+        stream.append(ids([begin, begin + 1]))
+        trie.insert(ids([begin + 10, 1, 2]), "other")
+    trie.remove("gone")
+    trie.check()
+    assert not set(range(20, 26)) & {token - 1 for token in trie.arrays.text.tolist()}
+    assert [text.tolist() for name, text, _ in trie.texts() if name == "other"] == [
+        [b + 10, 1, 2] for b in (20, 22, 24)
+    ]
+    assert [trie.count(ids(text), "other") for text in ([1, 2], [30, 1, 2], [34, 1])] == [3, 1, 1]
 
 
 def test_namespaces_are_bounded_too():
