@@ -152,11 +152,12 @@ def test_no_more_candidates_are_asked_for_than_there_are(wanted: int, asked: int
     assert drafter_of(greedy).needs_top_k("r") == asked
 
 
-def test_a_window_is_taken_whole_and_shares_nodes_with_others() -> None:
+@pytest.mark.parametrize("other", [chain([9], [0.99]), chain([9, 8], [0.99, 0.98])])
+def test_a_window_is_taken_whole_and_shares_nodes_with_others(other: DraftTree) -> None:
     window = tree_from_lists([5, 6, 6, 7], [-1, 0, 0, 1])  # two columns that guess the same
     window = DraftTree(window.token_ids, window.parents, None, None, 4)
     fixed = Scripted("window", lambda _: window)
-    drafter = drafter_of(Scripted("a", lambda _: chain([9, 8], [0.99, 0.98])), fixed)
+    drafter = drafter_of(Scripted("a", lambda _: other), fixed)
     tree = drafter.propose("r", CONTEXT, DraftBudget(4, 4))
     assert paths_of(tree) == {(5,), (5, 6), (5, 6, 7), (9,)}
     assert tree.num_fixed == 3

@@ -238,6 +238,17 @@ def test_first_rows_say_what_follows_a_token_of_which_the_table_says_nothing() -
     assert not grown.num_orders.any()
 
 
+def test_token_0_is_a_candidate_like_any_other() -> None:
+    nothing = np.empty(0, np.int32)
+    proposals = Proposals(nothing, nothing, np.empty(0, np.float32), nothing, np.empty(0, np.bool_))
+    table = empty_table(2, 64, 2)
+    store(table, KEY, np.asarray([1], np.int32), np.asarray([0, 3], np.int32), np.asarray([0.6, 0.3], np.float32))
+    first = FirstRows(np.asarray([[2, 1], [0, 4]], np.int32), np.asarray([[0.5, 0.2], [0.5, 0.2]], np.float32))
+    context = np.asarray([1], np.int32)
+    grown = grow(context, proposals, table, KEY, first, TABLE_CHANNEL, prior_weights(), 3, 1)
+    assert sorted(grown.token_ids.tolist()) == [0, 3, 4]
+
+
 def test_the_buffer_holds_every_token_that_proposals_and_tables_name():
     """All of them differ, so that a gap between two nodes of the buffer is one node too many."""
     num_tokens, num_proposed, max_nodes = 12, 8, 4

@@ -209,6 +209,18 @@ def test_a_stream_is_known_token_by_token():
         assert trie.count(ids(list(range(max(10, token - 3), token + 1)))) == 1
 
 
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_text_that_occurs_again_adds_no_nodes(size):
+    """The edges that its strings share are cut where the second occurrence ends, and joined as it goes on."""
+    trie = Trie(8)
+    for _ in range(3):
+        stream = trie.open()
+        for begin in range(0, 100, size):
+            stream.append(ids(list(range(begin, min(begin + size, 100)))))
+        stream.close()
+        assert trie.statistics.num_nodes == 101  # the root, and one for each token
+
+
 def test_removing_a_namespace_leaves_no_token_of_it():
     trie = Trie(4, 1 << 16)
     trie.insert(ids([7, 8, 9]), "gone")
