@@ -29,7 +29,7 @@ _CONTENT = ("text_trie", "merging", "random_operations", "snapshot")
 TARGETS = (
     *map(_decoding, ("accept", "tree", "growth", "planner", "sampling", "cost", "calibration", "continuations")),
     *map(_decoding, ("reliability", "lookahead", "pool", "split", "learned_state", "strategy")),
-    _decoding("mixing", "mixing", "growth", "drafter"),
+    _decoding("mixing", "mixing", "drafter_recorded"),
     Target(
         "pipeline/decoding/log_probs.py",
         (f"{_DECODING}/test_log_probs.py", f"{_ENGINE}/test_scheduler_log_probs.py", f"{_TRITON}/test_token_output.py"),
