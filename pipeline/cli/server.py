@@ -134,7 +134,9 @@ def status(as_json: Json = False) -> None:
     url, services, replicas = openai_url(folder), find_services(folder), find_replicas(folder)
     replicas.pop(1, None)
     serving = [*([state] if ready else []), *filter(is_ready, replicas.values())]
-    figures = read_figures([each.metrics_url for each in serving])
+    # Behind a gateway, the first server's page has the metrics of all.
+    pages = serving[:1] if state.gateway_id else serving
+    figures = read_figures([each.metrics_url for each in pages])
     not_running, costs = find_ended(folder, state.replicas), _costs_of(state)
     if as_json:
         found = {

@@ -139,7 +139,8 @@ def _redirect_gateway(old: ServerState, fleet: Fleet, after: PreparedServer, bas
     triton = Listening(LOOPBACK, LOOPBACK, Ports(new.http_port, new.grpc_port, new.metrics_port), new.triton_key)
     profile = after.resolved.profile
     repository, name, max_seq_len = after.repository.folder, after.resolved.model.name, profile.engine.max_seq_len
-    deployment = deployment_spec(repository, profile.server, triton, name, max_seq_len, fleet.front_end_port)
+    replicas = [server.state for server in fleet.servers[1:]]
+    deployment = deployment_spec(repository, profile.server, triton, name, max_seq_len, fleet.front_end_port, replicas)
     gateway_path = service_state_path(new_dir, GATEWAY)
     gateway = ServiceState.model_validate_json(gateway_path.read_bytes())
     address = {name: getattr(old, name) for name in ("host", "http_port", "grpc_port", "metrics_port", "gateway_id")}

@@ -26,7 +26,7 @@ from pipeline.dynamo.spec import FILE_KV
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.server.failure import passing_failure
-from pipeline.server.gateway import OPENAI
+from pipeline.server.gateway import OPENAI, add_replicas
 from pipeline.server.ports import LOOPBACK, choose_ports
 from pipeline.server.server import ATTEMPTS, RunningServer, stop_server
 from pipeline.server.service import (
@@ -134,6 +134,8 @@ def start_fleet(
                 )
                 fleet.servers.append(running)
             states = [running.state for running in fleet.servers]
+            if server.gateway.enabled and not beside and len(states) > 1:
+                add_replicas(run_dir, states[1:])
             for number in range(1, server.replicas + 1):
                 _start(fleet, worker_service(number, served.resolved, states, card, run_dir), run_dir)
             if not join:

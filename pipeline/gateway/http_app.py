@@ -22,6 +22,7 @@ from pipeline.gateway.forward import forward
 from pipeline.gateway.generate_body import checked_generate
 from pipeline.gateway.infer_body import checked_infer
 from pipeline.gateway.input_types import Types, types_of
+from pipeline.gateway.metrics_page import metrics_page
 from pipeline.gateway.openai_body import checked_openai
 from pipeline.gateway.openai_fields import Endpoint
 from pipeline.gateway.refusal import Refusal, not_allowed
@@ -39,6 +40,7 @@ _OPENAI_POSTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/compl
 _JSON = {"content-type": "application/json"}
 # Readiness of Triton and of the OpenAI front end, without a key: for load balancers.
 _HEALTH = "/health"
+_METRICS = "/metrics"
 # Time for which a request to the OpenAI front end is retried while no worker can be reached.
 _PATIENCE_S = 20.0
 # Time limit of requests that run no model.
@@ -112,7 +114,7 @@ class HttpGateway:
 
     def metrics_app(self) -> Router:
         """ASGI application of the metrics port."""
-        return Router([self._get("/metrics", self._metrics)], default=Handler("triton", _not_found))
+        return Router([self._get(_METRICS, self._metrics)], default=Handler("triton", _not_found))
 
     def _get(self, path: str, act: Act) -> Route:
         return Route(path, Handler("triton", act, _GET))
@@ -138,13 +140,12 @@ class HttpGateway:
         await self._pass_on(request, answer, Onward(deployment.triton, "GET", path, b"", {}, _SHORT_S, request_id))
 
     async def _metrics(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
-        metrics = Upstream(self._deployments.current.spec.triton_metrics, {})
-        await self._pass_on(request, answer, Onward(metrics, "GET", "/metrics", b"", {}, _SHORT_S, request_id))
+        servers = self._deployments.current.spec.triton_metrics
+        page = await metrics_page(servers, lambda server: self._ask(server, _METRICS, request_id))
+        await _send(answer, page, {"content-type": "text/plain; charset=utf-8"})
 
     async def _openapi(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
-        await answer.start(200, _JSON | {"content-length": str(len(self._page))})
-        await answer.piece(self._page)
-        await answer.end()
+        await _send(answer, self._page, _JSON)
 
     async def _model(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         tenant = self._tenant(request)
@@ -256,6 +257,12 @@ class HttpGateway:
         if not timeout_s > 0:
             raise Refusal(400, f"{TIMEOUT_HEADER} is {asked[:40]!r}; it must be a number of seconds above 0")
         return min(timeout_s, longest)
+
+
+async def _send(answer: ResponseWriter, body: bytes, headers: dict[str, str]) -> None:
+    await answer.start(200, headers | {"content-length": str(len(body))})
+    await answer.piece(body)
+    await answer.end()
 
 
 def _path(request: Request, deployment: Deployment, end: str) -> str:

@@ -19,7 +19,7 @@ class DeploymentSpec(Frozen):
 
     triton_http: str = Field(description="host:port of Triton's HTTP interface.")
     triton_grpc: str = Field(description="host:port of Triton's gRPC interface.")
-    triton_metrics: str = Field(description="host:port of Triton's metrics.")
+    triton_metrics: tuple[str, ...] = Field(description="host:port of the metrics of each Triton server.")
     triton_key: str = Field(description="Value of TRITON_KEY_HEADER that Triton requires.")
     openai_http: str | None = Field(description="host:port of the OpenAI front end; None without an OpenAI API.")
     model: str = Field(description="Name of the model that the OpenAI front end serves.")

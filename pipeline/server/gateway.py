@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pipeline.config.places import CODE
 from pipeline.config.schema import ServerConfig
@@ -16,7 +18,7 @@ from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, public_mod
 from pipeline.repository.render import check_repository
 from pipeline.server.ports import LOOPBACK, OpenAIPorts
 from pipeline.server.service import Service
-from pipeline.server.state import GATEWAY, SERVICES, answers
+from pipeline.server.state import GATEWAY, SERVICES, ServerState, answers
 
 SPEC = "gateway.json"
 # Name of the gateway's port for OpenAI clients.
@@ -64,16 +66,22 @@ def gateway_service(
 
 
 def deployment_spec(
-    repository: Path, server: ServerConfig, triton: Listening, model: str, max_seq_len: int, front_end: int | None
+    repository: Path,
+    server: ServerConfig,
+    triton: Listening,
+    model: str,
+    max_seq_len: int,
+    front_end: int | None,
+    replicas: Sequence[ServerState] = (),
 ) -> DeploymentSpec:
     """Addresses and models of the servers behind a gateway. front_end: port of the OpenAI front end on the loopback
-    device."""
+    device. replicas: further Triton servers, whose workers the front end uses."""
     assert triton.key is not None, "Triton requires a key behind a gateway"
     models = check_repository(repository)
     return DeploymentSpec(
         triton_http=f"{triton.host}:{triton.ports.http}",
         triton_grpc=f"{triton.host}:{triton.ports.grpc}",
-        triton_metrics=f"{triton.metrics_host}:{triton.ports.metrics}",
+        triton_metrics=(f"{triton.metrics_host}:{triton.ports.metrics}", *_metrics_of(replicas)),
         triton_key=triton.key,
         openai_http=None if front_end is None else f"{LOOPBACK}:{front_end}",
         model=model,
@@ -81,6 +89,19 @@ def deployment_spec(
         tenant_models=(FRONT_MODEL, STOCK_FRONT_MODEL),
         max_seq_len=max_seq_len,
     )
+
+
+def add_replicas(run_dir: Path, replicas: Sequence[ServerState]) -> None:
+    """Let a running gateway include the metrics of further Triton servers."""
+    path = spec_path(run_dir)
+    spec = GatewaySpec.model_validate_json(path.read_bytes())
+    metrics = (*spec.deployment.triton_metrics, *_metrics_of(replicas))
+    deployment = spec.deployment.model_copy(update={"triton_metrics": metrics})
+    write_whole(path, spec.model_copy(update={"deployment": deployment}).model_dump_json(), private=True)
+
+
+def _metrics_of(replicas: Sequence[ServerState]) -> list[str]:
+    return [urlsplit(replica.metrics_url).netloc for replica in replicas]
 
 
 def spec_path(run_dir: Path) -> Path:

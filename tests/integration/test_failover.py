@@ -46,8 +46,9 @@ def url_of(fleet: Fleet) -> str:
 
 
 def output_tokens(fleet: Fleet) -> list[float]:
-    """Tokens that each server has put out so far."""
-    return [read_metrics(server.state.metrics_url)["lookahead_output_tokens_total"] for server in fleet.servers]
+    """Tokens that each server has put out so far. The gateway's page has those of both."""
+    both, second = (read_metrics(server.state.metrics_url)["lookahead_output_tokens_total"] for server in fleet.servers)
+    return [both - second, second]
 
 
 def shares(fleet: Fleet, before: list[float]) -> list[float]:

@@ -48,7 +48,7 @@ def deployment_of(number: int = 1) -> DeploymentSpec:
     return DeploymentSpec(
         triton_http=f"triton:{number}",
         triton_grpc="triton:2",
-        triton_metrics="triton:4",
+        triton_metrics=("triton:4",),
         triton_key="secret",
         openai_http=f"front:{number}",
         model="m",

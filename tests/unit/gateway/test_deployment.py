@@ -255,6 +255,34 @@ def test_metrics_have_a_port_of_their_own():
     assert elsewhere.status_code == 404
 
 
+def test_the_metrics_of_all_replicas_are_one_page():
+    pages = {
+        "first:4": '# HELP a All.\n# TYPE a counter\na{m="x",v="1"} 1\n# HELP b One.\n# TYPE b gauge\nb 2.5\n',
+        "second:4": '# HELP a All.\n# TYPE a counter\na{m="x",v="1"} 3\na{} 4\n# TYPE c gauge\nc{} 5\n',
+    }
+
+    def act(request: httpx.Request) -> httpx.Response:
+        page = pages.get(f"{request.url.host}:{request.url.port}")
+        return httpx.Response(503) if page is None else httpx.Response(200, text=page)
+
+    async def metrics() -> httpx.Response:
+        spec = spec_of()
+        addresses = {"triton_metrics": ("first:4", "restarting:4", "second:4")}
+        deployments = Deployments(spec.deployment.model_copy(update=addresses))
+        served = gateway.HttpGateway(spec, Tenants((), spec.config), Behind(act).transport, deployments)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(served.metrics_app())) as client:  # type: ignore[arg-type]
+            return await client.get("http://gateway:9/metrics")
+
+    assert asyncio.run(metrics()).text.splitlines() == [
+        *("# HELP a All.", "# TYPE a counter"),
+        *('a{replica="1",m="x",v="1"} 1', 'a{replica="3",m="x",v="1"} 3', 'a{replica="3"} 4'),
+        *("# HELP b One.", "# TYPE b gauge", 'b{replica="1"} 2.5'),
+        *("# TYPE c gauge", 'c{replica="3"} 5'),
+    ]
+    pages.clear()
+    assert asyncio.run(metrics()).status_code == 503
+
+
 def test_logs_are_text_or_one_json_object_a_line():
     record = logging.LogRecord("lookahead.gateway", logging.ERROR, "f", 1, "request %s failed", ("a\nb",), None)
 
