@@ -40,7 +40,6 @@ _OPENAI_POSTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/compl
 _JSON = {"content-type": "application/json"}
 # Readiness of Triton and of the OpenAI front end, without a key: for load balancers.
 _HEALTH = "/health"
-_METRICS = "/metrics"
 # Time for which a request to the OpenAI front end is retried while no worker can be reached.
 _PATIENCE_S = 20.0
 # Time limit of requests that run no model.
@@ -114,7 +113,7 @@ class HttpGateway:
 
     def metrics_app(self) -> Router:
         """ASGI application of the metrics port."""
-        return Router([self._get(_METRICS, self._metrics)], default=Handler("triton", _not_found))
+        return Router([self._get("/metrics", self._metrics)], default=Handler("triton", _not_found))
 
     def _get(self, path: str, act: Act) -> Route:
         return Route(path, Handler("triton", act, _GET))
@@ -140,8 +139,8 @@ class HttpGateway:
         await self._pass_on(request, answer, Onward(deployment.triton, "GET", path, b"", {}, _SHORT_S, request_id))
 
     async def _metrics(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
-        servers = self._deployments.current.spec.triton_metrics
-        page = await metrics_page(servers, lambda server: self._ask(server, _METRICS, request_id))
+        spec = self._deployments.current.spec
+        page = await metrics_page(spec.triton_metrics, lambda server: self._ask(server, "/metrics", request_id))
         await _send(answer, page, {"content-type": "text/plain; charset=utf-8"})
 
     async def _openapi(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
