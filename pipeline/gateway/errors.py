@@ -34,6 +34,12 @@ def unavailable() -> Refusal:
     return Refusal(503, RESTARTING, RESTART_RETRY_S)
 
 
+def unknown_model(name: str) -> Refusal:
+    """Refusal of a request for a model that the OpenAI front end does not serve."""
+    sentence = f"there is no model {name[:80]!r}; GET /v1/models lists the models"
+    return Refusal(404, sentence, code="model_not_found")
+
+
 def refusal_of(status: int, text: str, request_id: str) -> Refusal:
     """Refusal for an error of the upstream server. text: the upstream message. It is logged if the client does not see
     it."""

@@ -18,6 +18,7 @@ from pipeline.gateway.errors import (
     refusal_of,
     text_of_body,
     unavailable,
+    unknown_model,
 )
 from pipeline.gateway.event_stream import events
 from pipeline.gateway.folding import FoldingResponder
@@ -182,6 +183,9 @@ async def _attempt(transport: Transport, onward: Onward, answer: Responder, may_
         return False
     if is_absent:
         raise unavailable()
+    if response.status == 404 and onward.path.startswith("/v1/"):
+        body = parse_json(onward.body) if onward.body else {"model": onward.path.removeprefix("/v1/models/")}
+        raise unknown_model(str(body.get("model")))
     raise _exception_of(refusal_of(response.status, text_of_body(start), onward.request_id), start)
 
 

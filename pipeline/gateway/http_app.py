@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from pipeline.gateway.bodies import Disconnected, parse_json, read_body
 from pipeline.gateway.choices import forward_choices
 from pipeline.gateway.deployment import Deployment, Deployments
-from pipeline.gateway.errors import unavailable
+from pipeline.gateway.errors import unavailable, unknown_model
 from pipeline.gateway.forward import forward
 from pipeline.gateway.generate_body import checked_generate
 from pipeline.gateway.infer_body import checked_infer
@@ -226,7 +226,7 @@ class HttpGateway:
         self._tenant(request)
         names = [request.path_params[part] for part in ("owner", "name") if part in request.path_params]
         if not all(_NAME.fullmatch(name) for name in names):
-            raise Refusal(404, "there is no model of this name")
+            raise unknown_model("/".join(names))
         path, target = "/".join(["/v1/models", *names]), _openai(self._deployments.current)
         await self._pass_on(request, answer, Onward(target, "GET", path, b"", {}, _SHORT_S, request_id))
 

@@ -21,12 +21,19 @@ _GRPC_CODES = {
 
 class Refusal(Exception):
     """Raised for a request that the gateway refuses. sentence: message for the client. retry_after_s: value of the
-    header Retry-After, if a retry may help. headers: further headers of the response."""
+    header Retry-After, if a retry may help. headers: further headers of the response. code: error code of the OpenAI
+    API, if it is not the status."""
 
     def __init__(
-        self, status: int, sentence: str, retry_after_s: int | None = None, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        sentence: str,
+        retry_after_s: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(sentence)
+        self.code = code
         self.status = status
         self.sentence = sentence
         self.retry_after_s = retry_after_s

@@ -67,4 +67,4 @@ def error_body(refusal: Refusal, style: Style) -> dict[str, Any]:
     if style == "triton":
         return {"error": refusal.sentence}
     kind = _TYPES.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "server_error")
-    return {"error": {"message": refusal.sentence, "type": kind, "code": refusal.status, "param": None}}
+    return {"error": {"message": refusal.sentence, "type": kind, "code": refusal.code or refusal.status, "param": None}}

@@ -26,6 +26,13 @@ def test_the_model_is_listed(client):
     assert [model.id for model in client.models.list()] == [MODEL]
 
 
+def test_another_model_is_not_found(client):
+    for ask_for in (client.models.retrieve, lambda name: client.completions.create(model=name, prompt="a")):
+        with pytest.raises(openai.NotFoundError, match="there is no model 'org/other'") as caught:
+            ask_for("org/other")
+        assert caught.value.code == "model_not_found"
+
+
 def test_a_chat_is_answered_with_usage_and_the_text_of_triton_alone(client, openai_fleet):
     answer = chat(client)
     direct = ask(openai_fleet.servers[0], text_input=MESSAGES[0]["content"], use_chat_template=True)

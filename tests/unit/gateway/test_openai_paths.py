@@ -74,8 +74,15 @@ def test_a_model_that_is_served_and_does_not_come_back_is_unavailable(monkeypatc
 
 def test_a_completion_for_a_model_that_nobody_has_is_not_sent_again():
     back = behind(no_model)
-    assert send(back, "POST", "/v1/chat/completions", json={"model": "other", "messages": []}).status_code == 404
-    assert len(back.requests) == 1
+    for answer in (
+        send(back, "POST", "/v1/chat/completions", json={"model": "org/other", "messages": []}),
+        send(back, "GET", "/v1/models/org/other"),
+    ):
+        assert answer.status_code == 404
+        error = answer.json()["error"]
+        assert error["code"] == "model_not_found"
+        assert error["message"] == "there is no model 'org/other'; GET /v1/models lists the models"
+    assert len(back.requests) == 2
 
 
 def test_a_completion_is_not_sent_again_for_ever_nor_for_another_error(monkeypatch):
