@@ -81,14 +81,14 @@ def pass_times(
     from pipeline.engine.torch.lean.pass_times import pass_times as measure
     from pipeline.engine.torch.load import load_engine
 
-    artifact = built_artifact(resolve(model, profile, overrides))
-    engine = load_engine(artifact)
+    wanted = resolve(model, profile, overrides)
+    sizes = numbers("--tokens", tokens, wanted.profile.engine.max_draft_tokens + 1)
+    engine = load_engine(built_artifact(wanted))
     if not isinstance(engine, LeanEngine):
         raise UserError(
             f"{model} under these settings does not run in the lean pass (docs/architectures.md), which is what "
             "pass-times measures."
         )
-    sizes = numbers("--tokens", tokens, artifact.resolved.profile.engine.max_draft_tokens + 1)
     meter = LoadMeter()
     times = measure(engine, sizes, context_len, repeats)
     load = meter.read()

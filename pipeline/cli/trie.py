@@ -158,8 +158,8 @@ def encoder(folder: Path | None) -> Callable[[str], list[int]] | None:
         return None
     from pipeline.triton_models.text_codec import load_codec
 
-    if not folder.is_dir():
-        raise UserError(f"--tokenizer is {folder}; there is no such folder.")
+    if not any((folder / f"tokenizer{end}").is_file() for end in (".json", ".model", "_config.json")):
+        raise UserError(f"--tokenizer is {folder}; it must be a folder with a tokenizer, such as tokenizer.json.")
     codec = load_codec(folder)
     return lambda text: codec.encode(text, add_special_tokens=False).tolist()
 

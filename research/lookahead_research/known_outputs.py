@@ -7,6 +7,7 @@ each output token, and "prediction_ids", a client's prediction of the output.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from pipeline.bench.data.token_rows import bench_requests, token_list
 from pipeline.decoding.tree import FloatArray, IntArray
+from pipeline.engine.admission import require_tokens
 from pipeline.errors import UserError
 from pipeline.json_lines import json_rows, reading
 
@@ -58,6 +60,12 @@ def load_replay_rows(path: Path) -> list[ReplayRow]:
     if not rows:
         raise UserError(f"{path} has no outputs; give rows with prompt_ids and output_ids.")
     return rows
+
+
+def require_vocabulary(rows: Sequence[ReplayRow], vocab_size: int) -> None:
+    """Raise UserError if an output has a token that the model does not have."""
+    for number, row in enumerate(rows, 1):
+        require_tokens(row.text, vocab_size, f"output {number} (prompt and output)")
 
 
 def _replay_row(value: Any, where: str) -> ReplayRow:

@@ -20,6 +20,7 @@ from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
 from pipeline.errors import UserError
 from pipeline.files import read_arrays
+from pipeline.json_lines import reading
 
 UNKNOWN = -1
 _FIRST = "first"
@@ -126,15 +127,16 @@ def load_rows(path: Path, texts: Sequence[IntArray]) -> tuple[list[RecordedRows]
     """Read the rows of these texts, and the first rows, from a file of `save_rows`. Raises UserError if the file is
     missing, has another format or lacks one of the texts."""
     try:
-        stored = read_arrays(path)
+        with reading(path):
+            stored = read_arrays(path)
         found = []
         for index, text in enumerate(texts, 1):
             if f"{_name(text)}.ids" not in stored:
                 raise UserError(f"{path} has no rows of output {index}; record them with `lookahead research record`.")
             found.append(RecordedRows.from_arrays(text, {key: stored[f"{_name(text)}.{key}"] for key in _ARRAYS}))
         return found, FirstRows(*(stored[f"{_FIRST}.{key}"] for key in FirstRows._fields))
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"Recorded rows cannot be read from {path}: {error}.") from error
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path} is not a file of `lookahead research record`, or is damaged: {error}.") from error
 
 
 def _name(text: IntArray) -> str:

@@ -148,14 +148,14 @@ def replay(
 
 def source_parts(source: str) -> tuple[str, ...]:
     """The sources in an argument of --source."""
-    parts = HYBRID if source == "hybrid" else tuple("pool" if part == "window" else part for part in source.split("+"))
+    parts = HYBRID if source == "hybrid" else tuple(source.split("+"))
     for part in parts:
         if part not in SOURCES:
             raise UserError(
-                f"source is {part!r}; it must be hybrid, or one or more (joined by +) of {', '.join(SOURCES)}"
+                f"--source is {source!r}; it must be hybrid, or one or more (joined by +) of {', '.join(SOURCES)}."
             )
     if len(set(parts)) != len(parts):
-        raise UserError(f"source {source!r} names one source twice; name each once (window is another word for pool)")
+        raise UserError(f"--source {source!r} names one source twice; name each once.")
     return parts
 
 

@@ -144,6 +144,8 @@ def require_writable(path: Path, *inputs: Path | None) -> None:
         trial = partial_path(path)
         trial.touch()
         trial.unlink()
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"{path} cannot be written: {path.parent} is not a folder.") from error
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
 

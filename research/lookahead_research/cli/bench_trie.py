@@ -34,7 +34,7 @@ def bench_trie(
         typer.Option("--max-mib", help="Memory limit in MiB. Default: no limit.", min=0.0625, max=MOST_MIB),
     ] = None,
     queries: Annotated[int, typer.Option("--queries", help="Draft trees retrieved at each size.", min=1)] = 2000,
-    seed: Annotated[int, typer.Option("--seed", help="Sampling seed of the synthetic stream.", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the synthetic stream.", min=0)] = 0,
     peers: Annotated[str, typer.Option("--peers", help="Further draft sources: prompt-lookup (of transformers).")] = "",
     json_path: Annotated[Path | None, typer.Option("--json", help="Output file in JSON.")] = None,
 ) -> None:

@@ -51,14 +51,14 @@ def experiments(
     """Measure acceptance length against decoding length, branch length and trie memory. With --model also against W, N
     and G, or only against the number of ranks."""
     from lookahead_research.experiments import require_fit
-    from lookahead_research.known_outputs import load_replay_rows
+    from lookahead_research.known_outputs import load_replay_rows, require_vocabulary
     from pipeline.bench.report.results import require_writable
 
     chosen = [_size("--sizes", part) for part in sizes.split(";")]
     rows = load_replay_rows(outputs)[:limit]
-    if ranks:
-        if model is None:
-            raise UserError("--ranks runs a model; name the model of the outputs with --model.")
+    if model is None and (ranks or overrides):
+        raise UserError("--ranks and --set need a model; name the model of the outputs with --model.")
+    if ranks and model is not None:
         require_writable(out / "ranks.json")
         counts, one = sorted(numbers("--ranks", ranks, MOST_RANKS)), _size("--rank-size", rank_size)
         _run_ranks(rows, out, *_engine(model, profile, overrides), counts, one)
@@ -70,6 +70,7 @@ def experiments(
     loaded = None if model is None else _engine(model, profile, overrides)
     if loaded is not None:
         require_fit(chosen, loaded[0])
+        require_vocabulary(rows, loaded[0].limits.vocab_size)
     _run_trie(rows, out)
     if loaded is not None:
         _run_lookahead(rows, out, *loaded, chosen)

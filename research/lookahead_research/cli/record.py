@@ -34,7 +34,7 @@ def record(
     limit: Annotated[int | None, limit_to("rows")] = None,
 ) -> None:
     """Record the model's candidates after known outputs and after the drafts of hybrid, for `replay --rows`."""
-    from lookahead_research.known_outputs import load_replay_rows
+    from lookahead_research.known_outputs import load_replay_rows, require_vocabulary
     from lookahead_research.recorded_rows import RecordedRows, load_rows, save_rows
     from lookahead_research.recording import LiveRows, text_rows
     from lookahead_research.replay import replay
@@ -49,6 +49,7 @@ def record(
     texts = [row.text for row in rows]
     artifact = built_artifact(resolve(model, profile, overrides))
     engine = open_in_process(artifact).engine
+    require_vocabulary(rows, engine.limits.vocab_size)
     stored = load_first_rows(artifact)
     first_rows = NO_FIRST_ROWS if stored is None else stored.rows
     with output.steps("recording", len(rows) * (1 + len(budgets))) as step:

@@ -11,9 +11,13 @@ import typer
 from pipeline.cli import output
 from pipeline.cli.list_options import numbers, words
 from pipeline.cli.options import MOST_DRAFT_TOKENS, Outputs, limit_to
+from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from lookahead_research.replay import ReplayResult
+
+# Sources that learn from rows of the model.
+READERS_OF_ROWS = {"recycling", "pool"}
 
 
 def replay(
@@ -32,7 +36,10 @@ def replay(
     ] = 12,
     max_draft_len: Annotated[int, typer.Option("--max-draft-len", help="Longest drafted path.", min=1, max=256)] = 32,
     rows_path: Annotated[
-        Path | None, typer.Option("--rows", help="File of `research record`, with rows of the model for hybrid.")
+        Path | None,
+        typer.Option(
+            "--rows", help="File of `research record`, with rows of the model for hybrid, recycling and pool."
+        ),
     ] = None,
     limit: Annotated[int | None, limit_to("rows")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Output file in JSON.")] = None,
@@ -50,8 +57,9 @@ def replay(
     budgets = numbers("--budget", budget, MOST_DRAFT_TOKENS)
     regimes = words("--regime", regime)
     sources = words("--source", source)
-    for name in sources:
-        source_parts(name)
+    parts = {part for name in sources for part in source_parts(name)}
+    if rows_path is not None and not parts & READERS_OF_ROWS:
+        raise UserError(f"--rows has no effect on --source {source}; it is for hybrid, recycling and pool.")
     if json_path is not None:
         require_writable(json_path, outputs, rows_path)
     rows = load_replay_rows(outputs)[:limit]

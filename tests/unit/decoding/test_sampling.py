@@ -128,6 +128,7 @@ def test_all_faults_of_sampling_parameters_are_named_together() -> None:
         ({"presence_penalty": -1e39}, "presence_penalty is -1e"),
         ({"frequency_penalty": float("nan")}, "frequency_penalty is nan"),
         ({"min_p": float("nan")}, "min_p is nan"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
         ({"embedding_bias": np.asarray([0, np.nan] + [0] * 22, np.float32)}, "embedding_bias of token 1 is nan"),
         ({"embedding_bias": np.asarray([0, -np.inf] + [0] * 22, np.float32)}, "embedding_bias of token 1 is -inf"),
         ({"embedding_bias": np.full(24, 1e300)}, "embedding_bias of token 0 is 1e"),

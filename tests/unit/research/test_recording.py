@@ -108,6 +108,6 @@ def test_rows_of_another_text_and_other_files_are_refused(tmp_path: Path) -> Non
     np.save(array, row.text)
     for damaged in (b"no rows", b"", path.read_bytes()[:-30], array.read_bytes()):
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match="cannot be read"):
+        with pytest.raises(UserError, match="is not a file of `lookahead research record`, or is damaged"):
             load_rows(path, [row.text])
     assert rows[0].find(5, EMPTY_TREE).tolist() == [4]

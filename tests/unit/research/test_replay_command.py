@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from lookahead_research.known_outputs import load_replay_rows, require_vocabulary
 
 from pipeline.cli import main
+from pipeline.errors import UserError
 
 
 def run(*arguments: str) -> object:
@@ -59,12 +61,18 @@ def test_replay_writes_a_row_per_source_budget_regime_and_task(
         (["--budget", "2000000000"], "--budget takes numbers from 1 to 2048"),
         (["--budget", "9" * 5000], "--budget takes numbers from 1 to 2048"),
         (["--budget", ""], "--budget is empty"),
-        (["--rows", "nothing.npz"], "Recorded rows cannot be read from nothing.npz"),
+        (["--rows", "nothing.npz", "--source", "hybrid"], "nothing.npz cannot be read: No such file or directory."),
+        (
+            ["--rows", __file__, "--source", "pool"],
+            "test_replay_command.py is not a file of `lookahead research record`",
+        ),
+        (["--rows", "nothing.npz"], "--rows has no effect on --source trie; it is for hybrid"),
+        (["--json", f"{__file__}/out.json"], "test_replay_command.py is not a folder."),
         (["--source", "trie,trie"], "--source lists an item twice"),
         (["--regime", "hot"], "--regime is 'hot'"),
         (["--source", "oracle"], "source is 'oracle'"),
         (["--source", "trie+trie"], "source 'trie+trie' names one source twice"),
-        (["--source", "pool+window"], "source 'pool+window' names one source twice"),
+        (["--source", "trie+hybrid"], "source is 'trie+hybrid'; it must be hybrid, or one or more (joined by +)"),
     ],
 )
 def test_wrong_words_are_user_errors(
@@ -72,6 +80,34 @@ def test_wrong_words_are_user_errors(
 ) -> None:
     assert run("research", "replay", "--outputs", str(outputs(tmp_path)), *more) == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (
+            ["research", "experiments", "--outputs", "{outputs}", "--set", "device=cpu"],
+            "--ranks and --set need a model",
+        ),
+        (
+            ["research", "bench-trie", "{outputs}", "--tokenizer", "{folder}"],
+            "must be a folder with a tokenizer, such as tokenizer.json",
+        ),
+        (["dev", "pass-times", "--tokens", "0"], "--tokens takes numbers from 1 to"),
+    ],
+)
+def test_a_mistake_ends_the_command_before_it_builds_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
+) -> None:
+    places = {"outputs": str(outputs(tmp_path)), "folder": str(tmp_path)}
+    assert run(*(word.format_map(places) for word in words)) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_token_outside_the_vocabulary_names_its_output(tmp_path: Path) -> None:
+    rows = load_replay_rows(outputs(tmp_path))
+    with pytest.raises(UserError, match=r"output 1 \(prompt and output\) holds token \d+ at position 0"):
+        require_vocabulary(rows, 0)
 
 
 @pytest.mark.parametrize("command", ["replay", "bench-trie"])
