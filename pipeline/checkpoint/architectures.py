@@ -69,6 +69,7 @@ ARCHITECTURES = (
 )
 SUPPORTED_ARCHITECTURES = tuple(architecture.name for architecture in ARCHITECTURES)
 LEAN_ARCHITECTURES = tuple(architecture.name for architecture in ARCHITECTURES if architecture.lean)
+WITHOUT_WINDOWS = frozenset(known.name for known in ARCHITECTURES if "sliding" not in known.attention)
 UNQUANTIZED = {known.name: known.unquantized for known in ARCHITECTURES if known.unquantized is not None}
 
 _OWN_ATTENTION = "transformers computes its attention inside the model, where a tree of drafts cannot be masked"
@@ -88,13 +89,6 @@ REFUSED = {
 # Types of rotary embeddings that depend on the text's length at all positions: a draft token beyond the limit would
 # change the tokens before it, so drafts would not be lossless. "su" is an older name of longrope.
 MOVING_ROPE = ("dynamic", "longrope", "su")
-
-# GGUF names of architectures. Mistral files have the name "llama".
-GGUF_ARCHITECTURES = {
-    "llama": ("LlamaForCausalLM", "MistralForCausalLM"),
-    "qwen2": ("Qwen2ForCausalLM",),
-    "qwen3": ("Qwen3ForCausalLM",),
-}
 
 
 def check_architecture(name: str, where: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.checkpoint.architectures import GGUF_ARCHITECTURES
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.hashing import remembered_sha256
+from pipeline.config.bare_checkpoint import GGUF_ARCHITECTURES
 from pipeline.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from pathlib import Path
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.disk import require_space
 from pipeline.checkpoint.local import CODE_FILES, check_config_file, open_folder
+from pipeline.config.bare_checkpoint import transport_errors
 from pipeline.config.schema import HubCheckpoint
 from pipeline.errors import CheckpointError
 
@@ -81,7 +82,7 @@ def fetch_from_hub(
             f"{name} is not in the local cache, and {offline}. Fetch it on a machine with network, "
             "or name a local folder in the model config (source: local)."
         ) from error
-    except _transport_errors() as error:
+    except transport_errors() as error:
         if refusal := _refusal(error):
             raise CheckpointError(f"{name} cannot be fetched: {refusal}") from error
         if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
@@ -117,7 +118,7 @@ def _check_files(source: HubCheckpoint, patterns: Sequence[str], hub_cache: Path
         info = HfApi().model_info(source.repo_id, revision=source.revision, files_metadata=True)
     except HfHubHTTPError:
         raise
-    except _transport_errors():
+    except transport_errors():
         return  # no network: the cache may hold all files, and otherwise the download raises the error
     files = {file.rfilename: file.size or 0 for file in info.siblings or []}
     wanted = [
@@ -151,10 +152,3 @@ def _refusal(error: BaseException) -> str | None:
     if status == 403:
         return "the hub denies access (HTTP 403). Set HF_TOKEN to a token that may read this repository."
     return f"the hub answers with HTTP {status}. Run the command again later; files already fetched are kept."
-
-
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """Connection errors of the HTTP library, which depends on the version of huggingface_hub."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return (OSError, *(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.checkpoint.architectures import check_rope
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.hashing import remembered_sha256
-from pipeline.config.folder import json_object, named_architecture
+from pipeline.config.bare_checkpoint import INDEX, json_object, named_architecture
 from pipeline.errors import CheckpointError
 
 _TOKENIZER_FILES = (
@@ -26,7 +26,6 @@ _TOKENIZER_FILES = (
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # The checkpoint's own code, and vocabularies for it.
 CODE_FILES = ("*.py", "*.tiktoken")
-_INDEX = "model.safetensors.index.json"
 _GIT_LFS = b"version https://git-lfs.github.com/spec/"  # begins a file that git-lfs has not fetched
 
 
@@ -99,7 +98,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
             raise CheckpointError(f"{path} is not a regular file. Replace it.")
     if (folder / "model.safetensors").is_file():
         return (folder / "model.safetensors",)  # transformers reads it even if there are shards
-    index_path = folder / _INDEX
+    index_path = folder / INDEX
     if index_path.is_file():
         index = json_object(index_path, CheckpointError)
         tensors = index.get("weight_map")
@@ -112,9 +111,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         shards = tuple(folder / name for name in sorted(set(tensors.values())))
         missing = [path.name for path in shards if not path.is_file()]
         if missing:
-            raise CheckpointError(
-                f"{folder} lacks {', '.join(missing)}, which {_INDEX} names. Fetch the missing files."
-            )
+            raise CheckpointError(f"{folder} lacks {', '.join(missing)}, which {INDEX} names. Fetch the missing files.")
         return shards
     if any(folder.glob("*.gguf")):
         raise CheckpointError(
@@ -126,7 +123,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         )
     others = ", ".join(sorted(path.name for path in folder.glob("*.safetensors")))
     found = f"; it has {others}" if others else ""
-    raise CheckpointError(f"{folder} has no weights: neither model.safetensors nor {_INDEX}{found}. Fetch it again.")
+    raise CheckpointError(f"{folder} has no weights: neither model.safetensors nor {INDEX}{found}. Fetch it again.")
 
 
 def _is_shard(name: object) -> bool:

@@ -1,31 +1,66 @@
-"""Makes a model config from a GGUF file or a Hugging Face repository, for --model without a YAML."""
+"""Makes a model config from a checkpoint, for --model without a YAML: a folder, a GGUF file, or a Hugging Face
+repository."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.faults import KeyPath
-from pipeline.config.folder import LOOKAHEAD, config_values, json_object, model_name
 from pipeline.config.loading import Draft, shown
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, UserError
 
 # Excludes paths such as ./name and ../name.
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-# Class of each supported GGUF architecture. A "llama" file may contain a Mistral model, whose computation is the same
-# without a sliding window.
-_GGUF_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
+# GGUF names of architectures, and their classes. A "llama" file may contain a Mistral model, whose computation is the
+# same without a sliding window.
+GGUF_ARCHITECTURES = {
+    "llama": ("LlamaForCausalLM", "MistralForCausalLM"),
+    "qwen2": ("Qwen2ForCausalLM",),
+    "qwen3": ("Qwen3ForCausalLM",),
 }
-_INDEX = "model.safetensors.index.json"
+# Index of the shards of a checkpoint.
+INDEX = "model.safetensors.index.json"
+# W, N, G of a model that was not tuned: 7 draft tokens, which every shipped profile allows. arXiv 2402.02057 uses 119
+# for a 7B model on an A100.
+_LOOKAHEAD = {
+    "max_window_size": 2,
+    "max_ngram_size": 3,
+    "max_verification_set_size": 2,
+    "origin": "default of models that were not tuned; `lookahead tune` measures better values",
+}
+# Keys of config.json for the longest context; most families have the first.
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length")
 
 
 def is_repository(name: str) -> bool:
     return _REPOSITORY.fullmatch(name) is not None
+
+
+def draft_from_folder(folder: Path) -> Draft:
+    """Read config.json and the sizes of the weight files. Raises ConfigError if the folder is not a checkpoint."""
+    config_path = folder / "config.json"
+    if (folder / "adapter_config.json").is_file() and not config_path.exists():
+        raise ConfigError(
+            f"{shown(folder)} is an adapter (LoRA), not a whole model. Merge it into its base model "
+            "(`merge_and_unload` of peft), save the result, and use that folder."
+        )
+    if not config_path.exists():
+        found = sorted(folder.glob("*.gguf"))
+        remedy = f" Name its GGUF file instead: {shown(found[0])}." if found else ""
+        raise ConfigError(f"{shown(folder)} is not a checkpoint: it has no config.json.{remedy}")
+    return _draft(
+        folder.resolve().name,
+        f"Checkpoint folder {shown(folder)}",
+        shown(config_path),
+        checkpoint={"source": "local", "path": str(folder.resolve())},
+        num_parameters=_num_parameters_of_folder(folder),
+        chat_template=_has_chat_template(lambda name: path if (path := folder / name).is_file() else None),
+        **_values_of_config(config_path),
+    )
 
 
 def draft_from_gguf(path: Path) -> Draft:
@@ -43,26 +78,23 @@ def draft_from_gguf(path: Path) -> Draft:
         return None if field is None else field.contents()
 
     architecture = setting("general.architecture")
-    if architecture not in _GGUF_CLASSES:
+    if architecture not in GGUF_ARCHITECTURES:
         raise ConfigError(
-            f"{shown(path)} has architecture {architecture!r}. Supported in GGUF files: {', '.join(_GGUF_CLASSES)}. "
-            "Use the checkpoint's safetensors instead."
+            f"{shown(path)} has architecture {architecture!r}. Supported in GGUF files: "
+            f"{', '.join(GGUF_ARCHITECTURES)}. Use the checkpoint's safetensors instead."
         )
-    data: dict[str, Any] = {
-        "name": model_name(path.stem),
-        "description": f"GGUF file {shown(path)}",
-        "checkpoint": {"source": "gguf", "path": str(path.resolve())},
-        "architecture": _GGUF_CLASSES[architecture],
-        "num_parameters": max(1, sum(int(tensor.n_elements) for tensor in reader.tensors)),
-        "chat_template": bool(setting("tokenizer.chat_template")),
-        "lookahead": {"default": LOOKAHEAD},
-    }
-    if setting(f"{architecture}.attention.sliding_window"):
-        data["architecture"] = "MistralForCausalLM"
-    if isinstance(context := setting(f"{architecture}.context_length"), int) and context > 0:
-        data["max_position_embeddings"] = context
-    origins: dict[KeyPath, str] = {(): shown(path)}
-    return Draft(data, origins)
+    has_window = bool(setting(f"{architecture}.attention.sliding_window"))
+    context = setting(f"{architecture}.context_length")
+    return _draft(
+        path.stem,
+        f"GGUF file {shown(path)}",
+        shown(path),
+        checkpoint={"source": "gguf", "path": str(path.resolve())},
+        architecture="MistralForCausalLM" if has_window else GGUF_ARCHITECTURES[architecture][0],
+        num_parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
+        chat_template=bool(setting("tokenizer.chat_template")),
+        **({"max_position_embeddings": context} if isinstance(context, int) and context > 0 else {}),
+    )
 
 
 def draft_from_hub(repo_id: str) -> Draft:
@@ -71,24 +103,121 @@ def draft_from_hub(repo_id: str) -> Draft:
     config_path = _fetched(repo_id, "config.json")
     if config_path is None:
         raise ConfigError(f"{repo_id} is not a checkpoint: it has no config.json. Correct the id.")
-    data: dict[str, Any] = {
-        "name": model_name(repo_id.rpartition("/")[2]),
-        "description": f"{repo_id} on the Hugging Face hub",
-        "checkpoint": {"source": "hub", "repo_id": repo_id},
-        "num_parameters": _num_parameters(repo_id),
-        "chat_template": _has_chat_template(repo_id),
-        "lookahead": {"default": LOOKAHEAD},
-        **config_values(json_object(config_path, ConfigError)),
+    return _draft(
+        repo_id.rpartition("/")[2],
+        f"{repo_id} on the Hugging Face hub",
+        f"config.json of {repo_id}",
+        checkpoint={"source": "hub", "repo_id": repo_id},
+        num_parameters=_num_parameters_of_repository(repo_id),
+        chat_template=_has_chat_template(lambda name: _fetched(repo_id, name)),
+        **_values_of_config(config_path),
+    )
+
+
+def json_object(path: Path, error: type[UserError]) -> dict[str, Any]:
+    """Content of a JSON file of a checkpoint. Raises `error` if it is not a JSON object."""
+    if path.exists() and not path.is_file():  # opening a FIFO would block
+        raise error(f"{shown(path)} is not a regular file. Replace it.")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as cause:
+        raise error(f"{shown(path)} cannot be read: {cause.strerror}.") from cause
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{shown(path)} is not valid JSON: {cause}.") from cause
+    if not isinstance(value, dict):
+        raise error(f"{shown(path)} should contain a JSON object.")
+    return value
+
+
+def named_architecture(config: Mapping[str, Any]) -> str | None:
+    """First class in `architectures` of config.json; None if there is none."""
+    match config.get("architectures"):
+        case [str(name), *_]:
+            return name
+    return None
+
+
+def transport_errors() -> tuple[type[Exception], ...]:
+    """Errors of requests to the hub, including those of its HTTP library, which depends on the version of
+    huggingface_hub."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return (OSError, *(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError"))
+
+
+def _draft(name: str, description: str, origin: str, *, num_parameters: int, **settings: Any) -> Draft:
+    """The settings of a model with the default W, N and G. name: converted to a valid one. origin: for messages."""
+    data = {
+        "name": re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._") or "checkpoint",
+        "description": description,
+        "num_parameters": max(1, num_parameters),
+        "lookahead": {"default": dict(_LOOKAHEAD)},
+        **settings,
     }
-    origins: dict[KeyPath, str] = {(): f"config.json of {repo_id}"}
-    return Draft(data, origins)
+    return Draft(data, {(): origin})
+
+
+def _values_of_config(path: Path) -> dict[str, Any]:
+    """Settings of a model from its config.json. Missing ones are faults of the model config."""
+    config = json_object(path, ConfigError)
+    context = next((config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)), None)
+    values = {"architecture": named_architecture(config), "max_position_embeddings": context}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _has_chat_template(find: Callable[[str], Path | None]) -> bool:
+    """find: returns the path of a file of the checkpoint, None if there is no such file."""
+    if find("chat_template.jinja") is not None:
+        return True
+    path = find("tokenizer_config.json")
+    try:
+        return path is not None and bool(json_object(path, ConfigError).get("chat_template"))
+    except ConfigError:
+        return False  # reported when the tokenizer is read
+
+
+def _num_parameters_of_folder(folder: Path) -> int:
+    """Sum over the headers of the safetensors files. Unreadable files are reported when the checkpoint is opened."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        if not path.is_file():  # opening a FIFO would block
+            continue
+        try:
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                if size > path.stat().st_size:
+                    continue
+                header = json.loads(file.read(size))
+            total += sum(int(math.prod(entry["shape"])) for name, entry in header.items() if name != "__metadata__")
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            continue
+    return total
+
+
+def _num_parameters_of_repository(repo_id: str) -> int:
+    """Number of parameters from the index of shards, else from the headers of the files; 0 if both are unknown. The
+    download reports what is wrong."""
+    from huggingface_hub import get_safetensors_metadata
+    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
+
+    if (index := _fetched(repo_id, INDEX)) is not None:
+        match json_object(index, ConfigError):
+            case {"metadata": {"total_size": int() | float() as total}} if math.isfinite(total):
+                return int(total) // 2  # published weights have 16 bits
+    failures: tuple[type[Exception], ...] = (NotASafetensorsRepoError, SafetensorsParsingError, ValueError)
+    failures += transport_errors()
+    try:
+        return sum(get_safetensors_metadata(repo_id).parameter_count.values())
+    except failures:
+        return 0
 
 
 def _fetched(repo_id: str, name: str) -> Path | None:
     """Path of a repository's file, from the hub or its cache; None if the repository does not have the file."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 
+    failures: tuple[type[Exception], ...] = (HFValidationError, *transport_errors())
     try:
         return Path(hf_hub_download(repo_id, name))
     except LocalEntryNotFoundError as error:
@@ -100,30 +229,9 @@ def _fetched(repo_id: str, name: str) -> Path | None:
         ) from error
     except EntryNotFoundError:
         return None
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except failures as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
             f"{repo_id} cannot be fetched: {first.rstrip('.')}. Correct the id, or set HF_TOKEN to a token "
             "that may read it."
         ) from error
-
-
-def _num_parameters(repo_id: str) -> int:
-    """Number of parameters from the index of shards, else from the hub's count; 1 if both are unknown."""
-    from huggingface_hub import get_safetensors_metadata
-
-    if (index := _fetched(repo_id, _INDEX)) is not None:
-        match json_object(index, ConfigError):
-            case {"metadata": {"total_size": int() | float() as total}} if math.isfinite(total):
-                return max(1, int(total) // 2)  # published weights have 16 bits
-    try:
-        return max(1, sum(get_safetensors_metadata(repo_id).parameter_count.values()))
-    except Exception:  # of the HTTP library, for example; the download reports what is wrong
-        return 1
-
-
-def _has_chat_template(repo_id: str) -> bool:
-    if _fetched(repo_id, "chat_template.jinja") is not None:
-        return True
-    path = _fetched(repo_id, "tokenizer_config.json")
-    return path is not None and bool(json_object(path, ConfigError).get("chat_template"))

@@ -14,8 +14,8 @@ import yaml
 from pydantic import ValidationError
 
 from pipeline.config.backends import settings_of, settled_backend
+from pipeline.config.bare_checkpoint import draft_from_folder, draft_from_gguf, draft_from_hub, is_repository
 from pipeline.config.faults import Fault, KeyPath, faults_of_validation, origin_of, raise_faults, without
-from pipeline.config.folder import draft_from_checkpoint_folder
 from pipeline.config.hardware import Hardware, detect_hardware
 from pipeline.config.loading import (
     Draft,
@@ -171,9 +171,6 @@ def load_resolved(path: Path) -> ResolvedConfig:
 
 
 def _model_draft(name: str, where: Places) -> Draft:
-    # Served models read resolved configs without the libraries that this import needs.
-    from pipeline.config.bare_checkpoint import draft_from_gguf, draft_from_hub, is_repository
-
     try:
         path = find_model(name, where)
     except ConfigError:
@@ -181,7 +178,7 @@ def _model_draft(name: str, where: Places) -> Draft:
             raise
         return draft_from_hub(name)
     if path.is_dir():
-        return draft_from_checkpoint_folder(path)
+        return draft_from_folder(path)
     return draft_from_gguf(path) if path.suffix.lower() == ".gguf" else read_draft(path)
 
 
@@ -194,9 +191,10 @@ def _clipped(profile: Draft, model: Draft, note: Callable[[str], None]) -> Draft
 
     def clip(section: str, key: str, default: int, most: int, limit: str) -> None:
         settings = data.setdefault(section, {})
-        if not isinstance(settings, dict) or profile.origins.get((section, key)) == "--set":
+        if not isinstance(settings, dict):
             return
-        if type(asked := settings.get(key, default)) is int and asked > most:
+        is_override = key in settings and origin_of((section, key), profile.origins) == "--set"
+        if not is_override and type(asked := settings.get(key, default)) is int and asked > most:
             settings[key] = most
             note(f"{section}.{key}: {asked} lowered to {most}, {limit}")
 

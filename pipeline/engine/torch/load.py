@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from pipeline.checkpoint.architectures import WITHOUT_WINDOWS
 from pipeline.config.threads import NUM_THREADS, available_cores
 from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.artifact import Artifact
@@ -37,6 +38,8 @@ def load_rank(artifact: Artifact, rank: int = 0) -> SlotEngine:
         from pipeline.engine.torch.load_transformers import load_transformers
 
         return load_transformers(artifact, rank)
+    if artifact.resolved.model.architecture in WITHOUT_WINDOWS:  # earlier builds copied windows that models ignore
+        plan = plan.model_copy(update={"windows": (0,) * plan.num_layers})
     from pipeline.engine.torch.lean.engine import LeanEngine
 
     return LeanEngine(artifact.engine_dir, plan, limits_of(artifact, plan.vocab_size), num_threads())

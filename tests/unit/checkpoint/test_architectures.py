@@ -5,12 +5,12 @@ import transformers
 
 from pipeline.checkpoint.architectures import (
     ARCHITECTURES,
-    GGUF_ARCHITECTURES,
     REFUSED,
     SUPPORTED_ARCHITECTURES,
     check_architecture,
 )
 from pipeline.cli.generated import architecture_page
+from pipeline.config.bare_checkpoint import GGUF_ARCHITECTURES
 from pipeline.errors import CheckpointError
 
 # Architectures that the product must support, or refuse with a reason.

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable
-from pathlib import Path
-
-import numpy as np
 import pytest
-from gguf import GGUFWriter
 
-from pipeline.config.resolution import resolve_config
 from pipeline.config.yaml_text import parse_yaml
-from pipeline.errors import ConfigError
-from tests.unit.config.shipped import CPU, SHIPPED, faults_of
+from tests.unit.config.shipped import faults_of
 
 
 def test_anchors_that_multiply_are_refused() -> None:
@@ -35,102 +26,3 @@ def test_anchors_that_multiply_are_refused() -> None:
 )
 def test_a_value_out_of_range_is_one_sentence(override: str, expected: str) -> None:
     assert expected in faults_of(override)
-
-
-def folder_with(tmp_path: Path, architecture: str, **config: object) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"architectures": [architecture], **config}))
-    return folder
-
-
-def test_a_fifo_as_weights_does_not_block(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, "LlamaForCausalLM", max_position_embeddings=4096)
-    os.mkfifo(folder / "model.safetensors")
-    assert resolve_config(str(folder), "latency", where=SHIPPED, hardware=CPU).model.num_parameters == 1
-
-
-@pytest.mark.parametrize("text", ["", "engine: {}", "drafting: {}"])
-def test_defaults_of_a_profile_are_fitted_to_a_model_of_short_context(text: str, tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, "GPT2LMHeadModel", n_positions=60)
-    profile = tmp_path / "small.yaml"
-    profile.write_text(text)
-    resolved = resolve_config(str(folder), str(profile), where=SHIPPED, hardware=CPU).profile
-    assert (resolved.engine.max_seq_len, resolved.engine.max_draft_tokens) == (60, 15)
-    assert resolved.drafting.max_draft_tokens == 15
-
-
-@pytest.mark.parametrize(
-    ("architecture", "config", "context"),
-    [
-        ("Qwen2ForCausalLM", {"max_position_embeddings": 1024}, 1024),
-        ("GPT2LMHeadModel", {"n_positions": 512}, 512),
-        ("GPT2LMHeadModel", {"n_positions": 128}, 128),
-    ],
-)
-@pytest.mark.parametrize("profile", ["latency", "balanced", "throughput"])
-def test_a_profile_is_fitted_to_a_model_of_short_context(
-    architecture: str, config: dict[str, int], context: int, profile: str, tmp_path: Path
-) -> None:
-    notes: list[str] = []
-    folder = folder_with(tmp_path, architecture, **config)
-    resolved = resolve_config(str(folder), profile, where=SHIPPED, hardware=CPU, note=notes.append)
-    assert resolved.profile.engine.max_seq_len == context
-    assert any(f"lowered to {context}, the context of model" in note for note in notes)
-    assert resolved.lookahead.origin.startswith("default of models that were not tuned")
-    with pytest.raises(ConfigError, match="has at most"):
-        resolve_config(str(folder), profile, ("engine.max_seq_len=4096",), where=SHIPPED, hardware=CPU)
-
-
-def gguf_file(path: Path, set_context: Callable[[GGUFWriter], object]) -> Path:
-    writer = GGUFWriter(path, "qwen2")
-    set_context(writer)
-    writer.add_chat_template("{{ messages }}")
-    writer.add_tensor("token_embd.weight", np.zeros((8, 4), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-@pytest.mark.parametrize("ending", ["gguf", "GGUF"])
-def test_a_gguf_file_serves_as_model(tmp_path: Path, ending: str) -> None:
-    path = gguf_file(tmp_path / f"My Model.Q8.{ending}", lambda writer: writer.add_context_length(1024))
-    resolved = resolve_config(str(path), "latency", where=SHIPPED, hardware=CPU)
-    model = resolved.model
-    assert (model.name, model.architecture, model.num_parameters) == ("my-model.q8", "Qwen2ForCausalLM", 32)
-    assert (model.chat_template, resolved.profile.engine.max_seq_len) == (True, 1024)
-    path.write_bytes(b"GGUF")
-    assert "is incomplete or is damaged" in faults_of(model=str(path))
-    gguf_file(path, lambda writer: writer.add_string("qwen2.context_length", "long"))
-    assert "model.max_position_embeddings: is missing" in faults_of(model=str(path))
-
-
-def test_a_repository_of_the_hub_serves_as_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the hub's cache, as it is laid out on disk."""
-    from huggingface_hub import constants
-
-    def fail(repo_id: str) -> None:
-        raise ArithmeticError  # no OSError, as the errors of the HTTP library
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", fail)
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    snapshot = tmp_path / "models--owner--Some-Model" / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    (snapshot.parents[1] / "refs").mkdir()
-    (snapshot.parents[1] / "refs" / "main").write_text(commit)
-    config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 32768}
-    (snapshot / "config.json").write_text(json.dumps(config))
-    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 1000}}))
-    (snapshot / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    model = resolve_config("owner/Some-Model", "latency", where=SHIPPED, hardware=CPU).model
-    assert (model.name, model.architecture, model.num_parameters) == ("some-model", "Qwen2ForCausalLM", 500)
-    assert model.chat_template
-    for metadata in ([], None, {"total_size": "x"}, {"total_size": float("nan")}):  # the number is only an estimate
-        (snapshot / "model.safetensors.index.json").write_text(json.dumps({"metadata": metadata}))
-        model = resolve_config("owner/Some-Model", "latency", where=SHIPPED, hardware=CPU).model
-        assert model.num_parameters == 1
-    assert "owner/other is not in the local cache" in faults_of(model="owner/other")
-    assert "There is no model './owner'" in faults_of(model="./owner")

@@ -56,6 +56,16 @@ def test_the_curve_is_measured_once_for_all_limits_profiles_and_builds(where: Pl
     assert len(list((folder.parent / ".costs").iterdir())) == 2
 
 
+@pytest.mark.parametrize("stage", [LOADING, COMPUTING])
+def test_an_engine_that_is_removed_meanwhile_gives_a_sentence(where: Places, tmp_path: Path, stage: str) -> None:
+    def remove(text: str) -> None:
+        if text == stage:
+            shutil.rmtree(tmp_path)
+
+    with pytest.raises(BuildError, match="was removed during a measurement"):
+        planned_engine(tiny(), replace(where, engines=tmp_path), note=remove)
+
+
 def test_a_damaged_curve_is_measured_again(where: Places, tmp_path: Path) -> None:
     """`bench --cost-curve` was the remedy of the error, and failed with the same error."""
     where = replace(where, engines=tmp_path)
