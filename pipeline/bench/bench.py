@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from pipeline.decoding.cost import CostPoint
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import backend_of
 from pipeline.engine.cost_curve import cost_curve_path
+from pipeline.engine.machine_load import LoadMeter
 from pipeline.engine.torch.load import num_threads
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import UserError
@@ -139,12 +139,10 @@ def run_bench(
     """Measure a plan that `check_plan` accepts and return the results. A cost curve is also stored beside the artifact.
     Raises UserError for a prompt that is too long."""
     check_lengths(codec, rows, longest_prompt(artifact.resolved, plan), options)
-    load, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
-    if load > num_cpus / 2:
-        progress.on_note(f"this machine is busy (load average {load:.1f} on {num_cpus} CPUs): speeds will scatter")
     records: list[RequestRecord] = []
     concurrency: list[ConcurrencyRow] = []
     points: list[CostPoint] = []
+    meter = LoadMeter() if plan.url is None else None  # a server counts as another program
     if plan.url is not None:
         remotes = [RemoteContender(strategy, plan.url) for strategy in plan.strategies]
         records = _measure([*remotes], artifact, codec, rows, plan, options, progress)
@@ -171,6 +169,7 @@ def run_bench(
         cost_curve=points,
         warmth=options.warmth,
         baseline=plan.strategies[0],
+        load=None if meter is None else meter.read(),
     )
 
 

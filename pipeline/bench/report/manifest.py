@@ -36,10 +36,9 @@ def manifest_of(artifact: Artifact | None, config: dict[str, Any]) -> dict[str, 
 
 
 def environment() -> dict[str, Any]:
-    """The machine and its current load, as JSON values."""
+    """The machine, as JSON values."""
     import torch
 
-    load = os.getloadavg()[0]
     found: dict[str, Any] = {
         "platform": platform.platform(),
         "cpu": cpu_name(),
@@ -47,7 +46,6 @@ def environment() -> dict[str, Any]:
         "usable_cpus": len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else None,
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "torch_threads": torch.get_num_threads(),
-        "load_average_1m": round(load, 2),
     }
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name(0)

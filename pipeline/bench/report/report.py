@@ -7,11 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.bench.report.results import OVERALL, BenchResults, SummaryRow
+from pipeline.bench.report.results import OVERALL, BenchResults, ConcurrencyRow, SummaryRow
 from pipeline.markdown import markdown_table
-
-# Load average per CPU above which a report marks the machine as busy.
-BUSY_SHARE = 0.5
 
 
 class Table(NamedTuple):
@@ -56,44 +53,32 @@ def sections_of(results: BenchResults) -> list[Section]:
         )
         sections.append(Section("Promised and accepted", text, reliability))
     if results.concurrency:
-        text = "A fixed number of requests in flight over the whole workload."
+        text = (
+            "A fixed number of requests in flight over the whole workload. Ratios of medians over repeats, without an "
+            "interval."
+        )
         sections.append(Section("Concurrency", text, concurrency_table(results)))
     if results.cost_curve:
         sections.append(Section("Time of a pass", "Least milliseconds by tokens in the pass.", cost_table(results)))
     if results.summary:
         sections.append(Section("How to read this", definitions(results)))
-    sections.append(Section("Environment", "", _manifest_table(results.manifest), is_measured=False))
+    load = {} if results.load is None else {"load": results.load.to_text()}
+    sections.append(Section("Environment", "", _manifest_table(results.manifest | load), is_measured=False))
     return sections
 
 
 def headline(results: BenchResults) -> str:
     """One paragraph: speedup of our best strategy, speed of other libraries, and identity of the outputs."""
     config = results.manifest.get("config", {})
-    rows = [row for row in results.summary if row.task == OVERALL]
+    rows = [row for row in results.summary if row.task == OVERALL and row.strategy != results.baseline]
     others = [row for row in rows if row.strategy in config.get("baselines", ())]
-    ours = [row for row in rows if row not in others and row.strategy != results.baseline]
-    counts = [(row.num_requests, row.num_identical) for row in rows if row not in others]
-    counts += [(row.num_requests, row.num_identical) for row in results.concurrency]
-    total, identical = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
-    different = total - identical
-    same = (
-        f"All {total} outputs are token for token those of `{results.baseline}`."
-        if different == 0
-        else f"**{different} of {total} outputs differ from those of `{results.baseline}`.**"
-    )
-    if different and config.get("dtype") in ("float16", "bfloat16"):
-        same += " `lookahead verify` tells whether rounding in 16 bit explains that."
+    ours = [row for row in rows if row not in others]
     sentences = []
     best = max(ours, key=lambda row: row.speedup or 0.0, default=None)
     if best is not None and best.speedup is not None:
-        verdict = "is fastest" if not others else "is the fastest of our strategies"
-        if best.speedup_high is not None and best.speedup_high < 1:
-            verdict = "is the best strategy with drafts, but slower than none"
-        elif best.speedup_low is None or best.speedup_low <= 1:
-            verdict = "is the best strategy with drafts, but its interval includes 1"
         sentences.append(
-            f"`{best.strategy}` {verdict}: {best.speedup:.2f} times `{results.baseline}`{_interval(best)}, with "
-            f"{best.acceptance_length:.2f} tokens per step over {best.num_prompts} "
+            f"`{best.strategy}` {_verdict(best, ours, others)}: {best.speedup:.2f} times `{results.baseline}`"
+            f"{_interval(best)}, with {best.acceptance_length:.2f} tokens per step over {best.num_prompts} "
             f"prompt{'s' if best.num_prompts > 1 else ''}, draft sources {results.warmth}."
         )
     compared = [f"`{row.strategy}` runs at {row.speedup:.2f}" for row in others if row.speedup is not None]
@@ -105,16 +90,42 @@ def headline(results: BenchResults) -> str:
         for row in others
         if row.num_identical < row.num_requests
     ]
-    return " ".join([*sentences, same, *busy_note(results)])
+    return " ".join([*sentences, *_identity([*ours, *results.concurrency], results), *busy_note(results)])
+
+
+def _verdict(best: SummaryRow, ours: Sequence[SummaryRow], others: Sequence[SummaryRow]) -> str:
+    """What the intervals permit to say of our best strategy."""
+    if best.speedup_low is None or best.speedup_high is None:
+        return "is the best strategy with drafts, measured once and so without an interval"
+    if best.speedup_high < 1:
+        return "is the best strategy with drafts, but slower than none"
+    if best.speedup_low <= 1:
+        return "is the best strategy with drafts, but its interval includes 1"
+    close = [f"`{row.strategy}`" for row in ours if row is not best and (row.speedup or 0.0) >= best.speedup_low]
+    if close:
+        lie = "lies" if len(close) == 1 else "lie"
+        return f"has the highest speed, and {' and '.join(close)} {lie} in its interval"
+    return "is the fastest of our strategies" if others else "is fastest"
+
+
+def _identity(rows: Sequence[SummaryRow | ConcurrencyRow], results: BenchResults) -> list[str]:
+    """Whether the outputs of rows, which do not contain the baseline's own, are those of the baseline."""
+    total, identical = sum(row.num_requests for row in rows), sum(row.num_identical for row in rows)
+    if not total:
+        return []
+    if identical == total:
+        return [f"All {total} outputs compared with those of `{results.baseline}` are token for token the same."]
+    sentences = [f"**{total - identical} of {total} outputs differ from those of `{results.baseline}`.**"]
+    if results.manifest.get("config", {}).get("dtype") in ("float16", "bfloat16"):
+        sentences.append("`lookahead verify` tells whether rounding in 16 bit explains that.")
+    return sentences
 
 
 def busy_note(results: BenchResults) -> list[str]:
-    """One sentence if the machine was busy at the start of the run, else nothing."""
-    environment = results.manifest.get("env", {})
-    load, num_cpus = environment.get("load_average_1m"), environment.get("usable_cpus") or environment.get("num_cpus")
-    if not load or not num_cpus or load < BUSY_SHARE * num_cpus:
+    """One sentence if other programs disturbed the run, else nothing."""
+    if results.load is None or not results.load.busy:
         return []
-    return [f"**The machine was busy** (load average {load:.1f} on {num_cpus} CPUs), so speeds scatter."]
+    return [f"**The machine was busy** ({results.load.to_text()}), so speeds scatter."]
 
 
 def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:
@@ -205,16 +216,25 @@ def cost_table(results: BenchResults) -> Table:
 
 
 def definitions(results: BenchResults) -> str:
-    warmth = (
-        "emptied before every prompt"
-        if results.warmth == "cold"
-        else "kept between prompts and emptied before each repeat"
-    )
+    through_server = bool(results.manifest.get("config", {}).get("url"))
+    if through_server:
+        emptied = "before every prompt" if results.warmth == "cold" else "before each repeat"
+        sources = (
+            f"Each strategy had its own namespace of the server's trie, a new one {emptied}. The engine's draft "
+            "sources and its KV cache could not be emptied, so a prompt may reuse what an earlier request computed."
+        )
+    else:
+        emptied = (
+            "emptied before every prompt"
+            if results.warmth == "cold"
+            else "kept between prompts and emptied before each repeat"
+        )
+        sources = f"Draft sources were {emptied}, and each strategy had its own."
     return (
         "After a warm-up, all strategies ran each prompt one after the other, in rotating order, in one run. "
         "Acceptance length is generated tokens / steps, where the prefill counts as the step that yields the first "
         "token. Tokens/s includes the time of the prompt; it is the median over repeats of a prompt. The interval is a "
-        f"95% bootstrap over prompts and repeats. Draft sources were {warmth}, and each strategy had its own."
+        f"95% bootstrap over prompts and repeats, which is too narrow for a handful of prompts. {sources}"
     )
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.decoding.cost import CostPoint
 from pipeline.decoding.reliability import ReliabilityRow
+from pipeline.engine.machine_load import MachineLoad
 from pipeline.errors import UserError
 from pipeline.files import is_stream, partial_path, write_whole
 
@@ -93,7 +94,8 @@ class ConcurrencyRow(_Value):
 
 
 class BenchResults(_Value):
-    """Content of the file of `lookahead bench --json`, which `report` and `replay` read."""
+    """Content of the file of `lookahead bench --json`, which `report` and `replay` read. load: by other programs during
+    a measurement in process."""
 
     manifest: dict[str, Any]
     requests: list[RequestRecord]
@@ -102,6 +104,7 @@ class BenchResults(_Value):
     cost_curve: list[CostPoint] = []
     warmth: Warmth = "cold"
     baseline: str = "none"
+    load: MachineLoad | None = None
 
 
 def save_json(path: Path, value: BaseModel) -> None:

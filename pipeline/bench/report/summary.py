@@ -1,9 +1,9 @@
 """Request records -> figures per task and strategy, with an interval for the speedup.
 
-Acceptance length is generated tokens / steps over all requests; tokens/s is generated tokens / seconds. The time of a
-prompt is its median over repeats. The speedup against the baseline is the ratio of tokens/s over the same prompts. Its
-95% interval comes from a bootstrap over prompts and, within a prompt, repeats. Baseline and strategy of the same prompt
-and repeat, which ran one after the other, are drawn together.
+Acceptance length is generated tokens / steps over all requests; tokens/s is generated tokens / seconds. A prompt counts
+with its medians over repeats. The speedup against the baseline is the ratio of tokens/s over the same prompts. Its 95%
+interval comes from a bootstrap over prompts and, within a prompt, repeats. Baseline and strategy of the same prompt and
+repeat, which ran one after the other, are drawn together.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import numpy.typing as npt
 from pipeline.bench.report.results import OVERALL, RequestRecord, SummaryRow
 
 NUM_RESAMPLES = 1000
-Seconds = npt.NDArray[np.float64]
+Figures = npt.NDArray[np.float64]
 
 
-class Interval(NamedTuple):
-    """A 95% bootstrap interval of a ratio."""
+class Speedup(NamedTuple):
+    """A ratio of tokens/s and its 95% interval. All are None without common prompts, the interval also for a single
+    pair."""
 
-    low: float
-    high: float
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 def summarize(records: Sequence[RequestRecord], baseline: str = "none") -> list[SummaryRow]:
@@ -49,7 +51,7 @@ def _summary_row(task: str, strategy: str, own: Sequence[RequestRecord], base: S
     seconds = sum(record.seconds for record in own)
     draft_seconds = sum(record.draft_seconds for record in own)
     tokens = sum(len(record.output_ids) for record in own)
-    speedup, interval = speedup_of(own, base)
+    speedup = speedup_of(own, base)
     return SummaryRow(
         task=task,
         strategy=strategy,
@@ -59,9 +61,9 @@ def _summary_row(task: str, strategy: str, own: Sequence[RequestRecord], base: S
         steps=steps,
         acceptance_length=_ratio(tokens, steps),
         tokens_per_s=_tokens_per_s(own),
-        speedup=speedup,
-        speedup_low=interval.low if interval else None,
-        speedup_high=interval.high if interval else None,
+        speedup=speedup.value,
+        speedup_low=speedup.low,
+        speedup_high=speedup.high,
         draft_tokens_per_step=_ratio(drafted, steps),
         acceptance_rate=_ratio(sum(record.accepted_tokens for record in own), drafted),
         ttft_ms=1000 * float(np.median([record.ttft_s for record in own])),
@@ -71,49 +73,53 @@ def _summary_row(task: str, strategy: str, own: Sequence[RequestRecord], base: S
     )
 
 
-def speedup_of(
-    own: Sequence[RequestRecord], base: Sequence[RequestRecord], seed: int = 0
-) -> tuple[float | None, Interval | None]:
-    """Ratio of tokens/s over the common prompts and repeats, and its interval. Both are None without common prompts;
-    the interval is None for a single pair."""
-    ours, theirs = ({(record.id, record.repeat): record for record in records} for records in (own, base))
-    pairs: dict[str, list[tuple[RequestRecord, RequestRecord]]] = {}
-    for (prompt, repeat), record in ours.items():
-        if (prompt, repeat) in theirs:
-            pairs.setdefault(prompt, []).append((record, theirs[prompt, repeat]))
+def speedup_of(own: Sequence[RequestRecord], base: Sequence[RequestRecord], seed: int = 0) -> Speedup:
+    """The ratio of tokens/s over the common prompts and repeats. Each side's tokens count for its own time, because
+    other libraries and 16 bit may end an output earlier."""
+    theirs = {(record.id, record.repeat): record for record in base}
+    pairs: dict[str, list[tuple[float, ...]]] = {}
+    for record in own:
+        if (other := theirs.get((record.id, record.repeat))) is not None:
+            pairs.setdefault(record.id, []).append((*_figures(record), *_figures(other)))
     if not pairs:
-        return None, None
-    # Outputs are normally identical. If lengths differ, each side's tokens count for its own time.
-    num_tokens = [sum(len(pair[side].output_ids) for group in pairs.values() for pair in group) for side in (0, 1)]
-    token_ratio = _ratio(*num_tokens)
-    times = [np.array([(mine.seconds, theirs.seconds) for mine, theirs in group]) for group in pairs.values()]
-    own_seconds, base_seconds = sum(np.median(repeats, axis=0) for repeats in times)
-    speedup = token_ratio * float(base_seconds / own_seconds)
-    if max(len(times), *map(len, times)) < 2:
-        return speedup, None
+        return Speedup()
+    prompts = [np.array(repeats) for repeats in pairs.values()]  # each [repeats, 4]
+    value = float(_speed_ratio(np.sum([np.median(repeats, axis=0) for repeats in prompts], axis=0)))
+    if max(len(prompts), *map(len, prompts)) < 2:
+        return Speedup(value)
     random = np.random.default_rng(seed)
-    draws = np.stack([_draws(repeats, random) for repeats in times], axis=1)
-    chosen = random.integers(0, len(times), (NUM_RESAMPLES, len(times)))
+    draws = np.stack([_draws(repeats, random) for repeats in prompts], axis=1)
+    chosen = random.integers(0, len(prompts), (NUM_RESAMPLES, len(prompts)))
     totals = draws[np.arange(NUM_RESAMPLES)[:, None], chosen].sum(axis=1)
-    low, high = np.percentile(token_ratio * totals[:, 1] / totals[:, 0], [2.5, 97.5])
-    return speedup, Interval(float(low), float(high))
+    low, high = np.percentile(_speed_ratio(totals), [2.5, 97.5])
+    return Speedup(value, float(low), float(high))
 
 
-def _draws(repeats: Seconds, random: np.random.Generator) -> Seconds:
-    """[NUM_RESAMPLES, 2] medians of rows of repeats [repeats, 2] drawn with replacement."""
+def _figures(record: RequestRecord) -> tuple[float, float]:
+    return len(record.output_ids), record.seconds
+
+
+def _speed_ratio(figures: Figures) -> Figures:
+    """[...] ratio of tokens/s from figures [..., 4]: tokens and seconds of a strategy, then of the baseline."""
+    tokens, seconds, base_tokens, base_seconds = np.moveaxis(figures, -1, 0)
+    ratio: Figures = tokens * base_seconds / (base_tokens * seconds)
+    return ratio
+
+
+def _draws(repeats: Figures, random: np.random.Generator) -> Figures:
+    """[NUM_RESAMPLES, 4] medians of rows of repeats [repeats, 4] drawn with replacement."""
     drawn = random.integers(0, len(repeats), (NUM_RESAMPLES, len(repeats)))
-    medians: Seconds = np.median(repeats[drawn], axis=1)
+    medians: Figures = np.median(repeats[drawn], axis=1)
     return medians
 
 
 def _tokens_per_s(records: Sequence[RequestRecord]) -> float:
-    """Tokens/s over prompts, each with its mean tokens and its median time."""
-    groups: dict[str, list[RequestRecord]] = {}
+    """Tokens/s over prompts, each with its medians over repeats."""
+    prompts: dict[str, list[tuple[float, float]]] = {}
     for record in records:
-        groups.setdefault(record.id, []).append(record)
-    tokens = sum(float(np.mean([len(record.output_ids) for record in group])) for group in groups.values())
-    seconds = sum(float(np.median([record.seconds for record in group])) for group in groups.values())
-    return _ratio(tokens, seconds)
+        prompts.setdefault(record.id, []).append(_figures(record))
+    tokens, seconds = np.sum([np.median(repeats, axis=0) for repeats in prompts.values()], axis=0)
+    return _ratio(float(tokens), float(seconds))
 
 
 def _ratio(numerator: float, denominator: float) -> float:

@@ -20,6 +20,7 @@ from pipeline.bench.report.report import (
 from pipeline.bench.report.results import OVERALL, BenchResults, ConcurrencyRow
 from pipeline.bench.report.summary import summarize
 from pipeline.decoding.cost import CostPoint
+from pipeline.engine.machine_load import MachineLoad
 from pipeline.errors import UserError
 from tests.unit.bench.report.test_summary import record
 
@@ -81,7 +82,27 @@ def test_the_headline_names_the_fastest_strategy_its_interval_and_identity() -> 
     text = headline(results())
     assert "`trie` is fastest: 2.00 times `none` (2.00 to 2.00)" in text
     assert "2.00 tokens per step over 6 prompts" in text
-    assert "All 12 outputs are token for token those of `none`" in text
+    assert "All 6 outputs compared with those of `none` are token for token the same." in text
+
+
+def test_plain_decoding_alone_has_nothing_to_compare() -> None:
+    records = [record("none", 1.0, id=str(number)) for number in range(3)]
+    assert headline(BenchResults(manifest={}, requests=records, summary=summarize(records))) == ""
+
+
+def test_a_single_measurement_claims_no_interval() -> None:
+    records = [record("none", 2.0), record("trie", 1.0)]
+    text = headline(BenchResults(manifest={}, requests=records, summary=summarize(records)))
+    assert "measured once and so without an interval: 2.00 times `none`, with" in text
+    assert "includes 1" not in text
+
+
+def test_a_strategy_is_not_fastest_if_another_lies_in_its_interval() -> None:
+    times = ((0.5, 0.52), (0.5, 0.48), (0.6, 0.62), (0.4, 0.4))
+    records = [record(name, seconds, id=str(number)) for number, (trie, hybrid) in enumerate(times)
+               for name, seconds in (("none", 1.0), ("trie", trie), ("hybrid", hybrid), ("slow", 0.9))]  # fmt: skip
+    text = headline(BenchResults(manifest={}, requests=records, summary=summarize(records)))
+    assert text.startswith("`trie` has the highest speed, and `hybrid` lies in its interval: 2.00 times `none`")
 
 
 def test_the_headline_praises_ours_and_sets_the_baselines_beside_it() -> None:
@@ -99,7 +120,7 @@ def test_a_baseline_whose_outputs_differ_is_no_fault_of_ours() -> None:
     manifest = {"config": {"baselines": ["hf"]}}
     text = headline(BenchResults(manifest=manifest, requests=records, summary=summarize(records)))
     assert "3 of 3 outputs of `hf` differ." in text
-    assert "All 6 outputs are token for token those of `none`." in text
+    assert "All 3 outputs compared with those of `none` are token for token the same." in text
 
 
 def test_a_strategy_whose_interval_includes_1_is_not_called_fastest() -> None:
@@ -111,12 +132,19 @@ def test_a_strategy_whose_interval_includes_1_is_not_called_fastest() -> None:
 
 
 def test_a_busy_machine_is_noted() -> None:
-    busy = results()
-    busy.manifest["env"] |= {"load_average_1m": 1.9, "usable_cpus": 2}
-    assert "**The machine was busy** (load average 1.9 on 2 CPUs)" in markdown_of(busy)
+    busy, idle = results(load=MachineLoad(1.9, 2)), results(load=MachineLoad(0.1, 2))
+    assert "**The machine was busy** (other programs used 1.9 of 2 cores)" in markdown_of(busy)
     assert "<strong>The machine was busy</strong>" in html_of(busy)
-    busy.manifest["env"]["load_average_1m"] = 0.3
-    assert "busy" not in markdown_of(busy)
+    assert "busy" not in markdown_of(idle)
+    assert "| load | other programs used 0.1 of 2 cores |" in markdown_of(idle)
+
+
+def test_a_measurement_through_a_server_does_not_claim_empty_draft_sources() -> None:
+    remote = results()
+    remote.manifest["config"]["url"] = "127.0.0.1:8001"
+    assert "Draft sources were emptied before every prompt" in markdown_of(results())
+    assert "KV cache could not be emptied" in markdown_of(remote)
+    assert "sources were emptied" not in markdown_of(remote)
 
 
 def test_the_picture_of_speeds_has_a_light_and_a_dark_form() -> None:
@@ -129,7 +157,7 @@ def test_the_picture_of_speeds_has_a_light_and_a_dark_form() -> None:
 
 
 def test_the_headline_says_loudly_when_outputs_differ() -> None:
-    assert "**6 of 12 outputs differ" in headline(results(identical=False))
+    assert "**6 of 6 outputs differ" in headline(results(identical=False))
 
 
 def test_tables_hold_each_task_and_overall() -> None:

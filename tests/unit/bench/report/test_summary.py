@@ -58,18 +58,26 @@ def test_the_median_of_repeats_counts() -> None:
 
 def test_a_single_pair_has_no_interval_and_equal_prompts_a_tight_one() -> None:
     one = speedup_of([record("trie", 1.0)], [record("none", 2.0)])
-    assert one == (2.0, None)
+    assert one == (2.0, None, None)
     many = speedup_of(
         [record("trie", 1.0, id=str(i)) for i in range(5)], [record("none", 2.0, id=str(i)) for i in range(5)]
     )
-    assert many[1] == (2.0, 2.0)
+    assert many == (2.0, 2.0, 2.0)
+    assert speedup_of([record("trie")], [record("none", id="b")]) == (None, None, None)
 
 
 def test_the_baseline_against_itself_is_exactly_one_and_drift_between_repeats_cancels() -> None:
     base = [record("none", 2.0 * drift, repeat=repeat) for repeat, drift in enumerate((1.0, 1.5, 3.0))]
     own = [record("trie", 1.0 * drift, repeat=repeat) for repeat, drift in enumerate((1.0, 1.5, 3.0))]
-    assert speedup_of(base, base) == (1.0, (1.0, 1.0))
-    assert speedup_of(own, base) == (2.0, (2.0, 2.0))
+    assert speedup_of(base, base) == (1.0, 1.0, 1.0)
+    assert speedup_of(own, base) == (2.0, 2.0, 2.0)
+
+
+def test_the_interval_covers_outputs_of_other_lengths() -> None:
+    """A library that ends one output early is as fast per token: its times and tokens are drawn together."""
+    base = [record("none", 1.0, id=str(i)) for i in range(6)]
+    own = [record("hf", 0.2 if i == 0 else 1.0, tokens=2 if i == 0 else 10, id=str(i)) for i in range(6)]
+    assert speedup_of(own, base) == pytest.approx((1.0, 1.0, 1.0))
 
 
 def test_identical_outputs_are_counted_and_drafts_are_per_step() -> None:
@@ -91,9 +99,10 @@ def test_identical_outputs_are_counted_and_drafts_are_per_step() -> None:
 def test_the_interval_lies_within_the_extremes_of_the_pairs(times: list[tuple[float, float]], repeats: int) -> None:
     own = [record("x", mine, id=str(i), repeat=r) for i, (mine, _) in enumerate(times) for r in range(repeats)]
     base = [record("none", theirs, id=str(i), repeat=r) for i, (_, theirs) in enumerate(times) for r in range(repeats)]
-    speedup, interval = speedup_of(own, base)
+    speedup, low, high = speedup_of(own, base)
     ratios = [theirs / mine for mine, theirs in times]
     assert speedup is not None
-    assert interval is not None
-    assert min(ratios) - 1e-9 <= interval.low <= interval.high <= max(ratios) + 1e-9
+    assert low is not None
+    assert high is not None
+    assert min(ratios) - 1e-9 <= low <= high <= max(ratios) + 1e-9
     assert min(ratios) - 1e-9 <= speedup <= max(ratios) + 1e-9
