@@ -17,17 +17,18 @@ from dynamo._core import Context
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
 from dynamo.common.backend.health_check import build_health_check_payload
 from dynamo.common.backend.metrics import register_engine_registry
+from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
 from tokenizers import Tokenizer
 
 from pipeline.dynamo.entries import Entries
 from pipeline.dynamo.metrics import PREFIX, DraftMetrics, speculative_decoding
-from pipeline.dynamo.request_tensors import TokenRequest, takes_engine_data, token_request
+from pipeline.dynamo.request_tensors import TokenRequest, has_tools, takes_engine_data, token_request
 from pipeline.dynamo.servers import TritonServers
-from pipeline.dynamo.spec import FILE_KV, NAMESPACE, TRITON_KEYS, WorkerSpec
+from pipeline.dynamo.spec import FILE_KV, TRITON_KEYS, WorkerSpec
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError, RequestError, ServerError, refused
-from pipeline.gateway.annotations import ENGINE_DATA, FIGURES, REFUSAL, STATISTICS, annotation
+from pipeline.gateway.annotations import ENGINE_DATA, FAULT, FIGURES, REFUSAL, STATISTICS, annotation
 from pipeline.gateway.annotations import NAMESPACE as DRAFT_NAMESPACE
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class TritonEngine(LLMEngine):
         """Create the engine and its Dynamo configuration. argv: one entry, a `WorkerSpec` as JSON."""
         spec = WorkerSpec.model_validate_json((argv or [""])[0])
         config = WorkerConfig(
-            namespace=NAMESPACE,
+            namespace=get_worker_namespace(),
             model_name=spec.card_dir,
             served_model_name=spec.model,
             discovery_backend=spec.discovery,
@@ -95,9 +96,10 @@ class TritonEngine(LLMEngine):
         """Yield the chunks of the output as they arrive.
 
         An error of the request or of the engine becomes a chunk with the reason in `engine_data`, provided that the
-        request allows it (see `annotations.REFUSAL`). Otherwise it is raised as Dynamo's exception: InvalidArgument
-        (400), or HttpError (503 if the server is busy, else 500). If the server is gone, raises EngineShutdown, after
-        which Dynamo migrates the request to another worker."""
+        request allows it (see `annotations.REFUSAL`). A fault in a request with tools becomes the finish reason FAULT.
+        Other errors are raised as Dynamo's exceptions: InvalidArgument (400), or HttpError (503 if the server is busy,
+        else 500). If the server is gone, raises EngineShutdown, after which Dynamo migrates the request to another
+        worker."""
         try:
             async with aclosing(self._chunks(request, context)) as chunks:
                 async for chunk in chunks:
@@ -108,10 +110,14 @@ class TritonEngine(LLMEngine):
             status, message = _refusal(error)
             if status == 500:
                 logger.exception("request %s", context.id())
-            if not takes_engine_data(request):
+            last: dict[str, Any] = {"token_ids": [], "index": 0}
+            if takes_engine_data(request):
+                refusal = {REFUSAL: {"status": status, "message": message}}
+                yield last | {"finish_reason": "stop", ENGINE_DATA: refusal}
+            elif status == 500 and has_tools(request):
+                yield last | {"finish_reason": FAULT}
+            else:
                 raise (InvalidArgument(message) if status == 400 else HttpError(status, message)) from error
-            refusal = {REFUSAL: {"status": status, "message": message}}
-            yield {"token_ids": [], "index": 0, "finish_reason": "stop", ENGINE_DATA: refusal}
 
     async def _chunks(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
         """Yield the chunks of `generate`. Raises RequestError, BusyError, EngineError, or RuntimeError for a fault."""

@@ -13,7 +13,7 @@ import httpx
 from pipeline.config.places import CODE
 from pipeline.config.schema import ModelConfig, ResolvedConfig, ServerConfig
 from pipeline.config.threads import NUM_THREADS
-from pipeline.dynamo.spec import FILE_KV, NAMESPACE, TRITON_KEYS, WorkerSpec
+from pipeline.dynamo.spec import DYNAMO_NAMESPACE, FILE_KV, NAMESPACE, RPC_HOST, TRITON_KEYS, WorkerSpec
 from pipeline.engine.backend import backend_of
 from pipeline.errors import ServerError
 from pipeline.server.ports import free_port
@@ -86,19 +86,23 @@ def worker_service(
         is_traced=profile.server.otlp_endpoint is not None,
     )
     ports = {"metrics": free_port(_LOOPBACK)}
-    environment = _environment(profile.server, run_dir, WORKER) | {
+    environment = _environment(profile.server, run_dir, WORKER)
+    # Front ends load the model card from this address, also those of other machines.
+    host = environment.get(RPC_HOST, "0.0.0.0")
+    environment |= {
         "DYN_SYSTEM_PORT": str(ports["metrics"]),
-        "DYN_SYSTEM_HOST": _LOOPBACK,
+        "DYN_SYSTEM_HOST": host,
         TRITON_KEYS: ",".join(state.triton_key or "" for state in states),
         "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
     }
-    url = f"http://{_LOOPBACK}:{ports['metrics']}/health"
+    url = f"http://{reachable(host)}:{ports['metrics']}/health"
     return Service(
         f"{WORKER}-{number}",
         [sys.executable, "-m", "pipeline.dynamo.worker", spec.model_dump_json()],
         environment,
         ports,
         lambda: answers(url),
+        host,
         startup_timeout_s=_STARTUP_S + profile.server.startup_timeout_s,
         max_restarts=profile.server.max_restarts,
         # Entries to delete after a kill. Dynamo itself would list a killed worker for ten more seconds.
@@ -112,7 +116,6 @@ def front_end_service(resolved: ResolvedConfig, run_dir: Path, host: str, port: 
     argv = [
         *(sys.executable, "-m", "dynamo.frontend"),
         *("--http-host", host, "--http-port", str(port)),
-        *("--namespace", NAMESPACE),
         *("--migration-limit", str(_MIGRATION_LIMIT)),
         *(_ROUTING if has_several_workers(resolved.profile.server) else ()),
     ]
@@ -149,6 +152,7 @@ def _environment(
     result = dict(environment)
     result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CODE), environment.get("PYTHONPATH", "")]))
     result["DYN_DISCOVERY_BACKEND"] = server.discovery
+    result.setdefault(DYNAMO_NAMESPACE, NAMESPACE)
     # At its default level Dynamo logs each request.
     result.setdefault("DYN_LOG", "warn")
     result[NUM_THREADS] = "1"
@@ -170,5 +174,5 @@ def _environment(
     if server.discovery == "file" and FILE_KV not in environment:
         result[FILE_KV] = str(run_dir / DISCOVERY)
         # All processes are on this machine, so they connect over the loopback device.
-        result |= {"DYN_TCP_RPC_HOST": _LOOPBACK, "DYN_TCP_RESPONSE_STREAM_HOST": "lo"}  # the latter is a device name
+        result |= {RPC_HOST: _LOOPBACK, "DYN_TCP_RESPONSE_STREAM_HOST": "lo"}  # the latter is a device name
     return result

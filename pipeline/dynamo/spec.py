@@ -8,8 +8,11 @@ from pydantic import Field
 
 from pipeline.config.schema import Frozen
 
-# Dynamo namespace: workers and front ends find each other within one.
-NAMESPACE = "lookahead"
+# Dynamo's environment variable with the namespace within which workers and front ends find each other, and our default.
+# Dynamo's Kubernetes operator sets one for each deployment.
+DYNAMO_NAMESPACE, NAMESPACE = "DYN_NAMESPACE", "lookahead"
+# Dynamo's environment variable with the address on which workers listen; by default that of the machine.
+RPC_HOST = "DYN_TCP_RPC_HOST"
 # Environment variable with the access keys of the Triton servers, separated by commas. They are not in the spec,
 # because other users can read a command line.
 TRITON_KEYS = "LOOKAHEAD_TRITON_KEYS"

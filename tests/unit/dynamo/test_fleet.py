@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from pathlib import Path
@@ -12,11 +13,13 @@ from pipeline.bench.validation.validation import FREE_PORTS
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo import services
+from pipeline.dynamo.engine import TritonEngine
 from pipeline.dynamo.fleet import check_fleet, find_replicas, openai_url, replica_dir, without_openai
 from pipeline.dynamo.services import front_end_service, require_dynamo, worker_service
-from pipeline.dynamo.spec import FILE_KV, TRITON_KEYS, WorkerSpec
+from pipeline.dynamo.spec import DYNAMO_NAMESPACE, FILE_KV, NAMESPACE, RPC_HOST, TRITON_KEYS, WorkerSpec
 from pipeline.errors import ConfigError, ServerError
 from pipeline.server.state import ServerState
+from tests.unit.dynamo.requests import SPEC
 
 
 def config(*overrides: str) -> ResolvedConfig:
@@ -67,11 +70,38 @@ def test_processes_of_one_machine_find_each_other_in_its_run_folder(tmp_path, mo
     assert "DYN_TCP_RPC_HOST" not in shared
 
 
-def test_a_fleet_over_etcd_listens_at_the_address_of_its_machine(tmp_path):
+def test_a_fleet_over_etcd_listens_at_the_address_of_its_machine(tmp_path, monkeypatch):
+    monkeypatch.delenv(RPC_HOST, raising=False)
     environment = front_end_service(config("server.discovery=etcd"), tmp_path, "127.0.0.1", 8080).environment
 
     assert environment["DYN_DISCOVERY_BACKEND"] == "etcd"
-    assert "DYN_TCP_RPC_HOST" not in environment
+    assert RPC_HOST not in environment
+
+
+def test_front_ends_of_other_machines_can_load_the_model_card_of_a_worker(tmp_path, monkeypatch):
+    """Dynamo puts the address of this server into the card: with loopback, another machine would ask itself."""
+    monkeypatch.delenv(FILE_KV, raising=False)
+    monkeypatch.delenv(RPC_HOST, raising=False)
+
+    def system_host(*overrides: str) -> str:
+        return worker_service(1, config(*overrides), [STATE], tmp_path, tmp_path).environment["DYN_SYSTEM_HOST"]
+
+    assert system_host() == "127.0.0.1"
+    assert system_host("server.discovery=kubernetes") == "0.0.0.0"
+    monkeypatch.setenv(RPC_HOST, "10.0.0.5")
+    assert system_host("server.discovery=etcd") == "10.0.0.5"
+
+
+def test_a_deployment_of_dynamos_operator_has_a_namespace_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.delenv(DYNAMO_NAMESPACE, raising=False)
+    alone = worker_service(1, config(), [STATE], tmp_path, tmp_path).environment
+    monkeypatch.setenv(DYNAMO_NAMESPACE, "team-chat")
+    deployed = worker_service(1, config(), [STATE], tmp_path, tmp_path).environment
+
+    assert (alone[DYNAMO_NAMESPACE], deployed[DYNAMO_NAMESPACE]) == (NAMESPACE, "team-chat")
+    monkeypatch.setenv("DYN_NAMESPACE_WORKER_SUFFIX", "4f2a")  # the workers of one version
+    _, worker_config = asyncio.run(TritonEngine.from_args([SPEC.model_dump_json()]))
+    assert worker_config.namespace == "team-chat-4f2a"
 
 
 def test_traces_and_logs_of_dynamo_go_where_the_config_says(tmp_path):
