@@ -114,6 +114,11 @@ def takes_engine_data(request: Mapping[str, Any]) -> bool:
     return ENGINE_DATA in (extension.get("extra_fields") or [])
 
 
+def has_tools(request: Mapping[str, Any]) -> bool:
+    """Whether the gateway has sent the request, with tools."""
+    return TOOLS in read_annotations(request.get("annotations") or [])
+
+
 def resumed(wanted: TokenRequest, token_ids: Sequence[int]) -> TokenRequest:
     """The rest of a request after it has generated token_ids."""
     if not token_ids:

@@ -48,6 +48,9 @@ FIGURES = "speculative_decoding"
 # Member of ENGINE_DATA: a worker's error {"status": 400, "message": "..."}. The message of an exception would reach a
 # client of the chat API without streaming only.
 REFUSAL = "refusal"
+# Finish reason for a fault of a worker in a request with tools, from which the front end removes ENGINE_DATA. No output
+# ends with it otherwise.
+FAULT = "content_filter"
 
 
 def annotation(name: str, value: str) -> str:

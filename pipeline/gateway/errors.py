@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from pipeline.errors import meaning_of
-from pipeline.gateway.annotations import ENGINE_DATA, REFUSAL
+from pipeline.gateway.annotations import ENGINE_DATA, FAULT, REFUSAL
 from pipeline.gateway.refusal import Refusal
 
 logger = logging.getLogger("lookahead.gateway")
@@ -25,6 +25,9 @@ _INTERNAL = re.compile(
 )
 # Start of a worker's refusal in a response. Generated text cannot contain it, because JSON escapes the quotes.
 REFUSAL_MARK = f'"{ENGINE_DATA}":{{"{REFUSAL}":'.encode()
+_FAULT_MARK = f'"finish_reason":"{FAULT}"'.encode()
+# Parts of each event with an error.
+ERROR_MARKS = (b'"error"', REFUSAL_MARK, _FAULT_MARK)
 _UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to parse the request)")
 _PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', )+")
 
@@ -87,6 +90,8 @@ def refusal_in_event(event: bytes, request_id: str) -> Refusal | None:
     if event.startswith((b'data: {"error"', b'data:{"error"')):
         # The front end's errors have a code. Triton's, without one, are about invalid requests.
         return refusal_of(500 if b'"code":500' in event else 400, text_of_body(event), request_id)
+    if _FAULT_MARK in event:
+        return refusal_of(500, "a worker failed; its log has the reason", request_id)
     return refusal_in_body(event.removeprefix(b"data:"), request_id)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from pipeline.gateway.errors import REFUSAL_MARK
+from pipeline.gateway.errors import ERROR_MARKS
 
 # Start of an event with JSON data.
 DATA = b"data: "
@@ -25,7 +25,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
                 held = b""
             continue
         whole, held = held[:end], held[end:]
-        if b'"error"' in whole or REFUSAL_MARK in whole:
+        if any(mark in whole for mark in ERROR_MARKS):
             for event in events_of(whole):
                 yield event
         else:

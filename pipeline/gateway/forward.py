@@ -32,8 +32,8 @@ _LONGEST_ERROR_BYTES = 1 << 16
 # has received the request then. The first message also means that the chat template refuses the conversation, or that
 # the front end cannot run the template.
 _NO_WORKER = (b"Failed to generate completions", b"is not ready to serve requests yet", b"No workers available")
-# Dynamo's messages if all workers that received the request have died. Only for requests with tools they can also mean
-# an error of a worker, see `_reason_of`.
+# Dynamo's messages if all workers that received the request have died. For requests with tools they can also mean that
+# a worker has refused the request, see `_reason_of`.
 _LOST_WORKER = (
     b"Failed to fold",
     b"Failed to parse chat completion response",
@@ -93,9 +93,9 @@ async def pass_on(transport: Transport, onward: Onward, answer: Responder) -> No
                         raise unavailable() from error
                 except _Lost as lost:
                     num_lost += 1
-                    if resumable is None or num_lost > _MAX_LOST or not resumable.resume():
-                        raise lost.refusal from lost
-                    if (reason := await _reason_of(transport, onward, lost.refusal)) is not lost.refusal:
+                    reason = await _reason_of(transport, onward, lost.refusal)
+                    can_be_sent_again = num_lost <= _MAX_LOST and resumable is not None and resumable.resume()
+                    if reason is not lost.refusal or not can_be_sent_again:
                         raise reason from lost
                     patient_until = anyio.current_time() + onward.patience_s
                 else:
@@ -109,7 +109,7 @@ async def pass_on(transport: Transport, onward: Onward, answer: Responder) -> No
     except TimeoutError:
         await answer.refuse(Refusal(504, f"the request took longer than {onward.timeout_s:g} s"))
     except Refusal as refusal:
-        await answer.refuse(await _reason_of(transport, onward, refusal))
+        await answer.refuse(refusal)
 
 
 async def _has_worker(transport: Transport, onward: Onward) -> bool:

@@ -29,9 +29,9 @@ def response(**values: Any) -> service_pb2.ModelStreamInferResponse:
 class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Sends the given responses. A status code ends the stream; None waits until the request is stopped or cancelled.
 
-    of: place of the request that the responses belong to. stopped: ids of requests that were to be stopped. deadline_s:
-    what the stream had left. num_sent: responses. was_read, was_cancelled: how it ended. obeys: whether it stops
-    requests."""
+    num_requests: without those that stop others. of: place of the request that the responses belong to. stopped: ids of
+    requests that were to be stopped. deadline_s: what the stream had left. num_sent: responses. was_read,
+    was_cancelled: how it ended. obeys: whether it stops requests."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = answers
@@ -40,7 +40,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
         self.requests: list[Any] = []
         self.metadata: dict[str, str] = {}
         self.stopped: list[str] = []
-        self.num_sent = 0
+        self.num_sent = self.num_requests = 0
         self.was_read, self.was_cancelled = asyncio.Event(), asyncio.Event()
         self.obeys = True
         self._go_on = asyncio.Event()
@@ -58,6 +58,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
         if any(tensor.name == "stop" for tensor in received[0].inputs):
             self.stop(received[0].id)
             return
+        self.num_requests += len(received)
         self.metadata, self.requests = dict(context.invocation_metadata()), received
         self.deadline_s = context.time_remaining()
         for answer in self.answers:

@@ -70,6 +70,15 @@ def test_a_client_that_cannot_read_it_gets_a_status(error, status):
     assert getattr(raised.value, "code", 400) == status
 
 
+@pytest.mark.parametrize("num_tokens", [0, 3])
+def test_a_fault_in_a_request_with_tools_is_a_finish_reason(num_tokens):
+    """Dynamo's front end removes `engine_data` from it, and reports an exception as if the worker had died."""
+    *begun, last = ask(num_tokens, RuntimeError("why"), annotations=['tools:{"functions": {}, "choice": "auto"}'])
+
+    assert len(begun) == num_tokens
+    assert last == {"token_ids": [], "index": 0, "finish_reason": "content_filter"}
+
+
 @pytest.mark.parametrize("fields", [{}, WITH_DATA])
 def test_a_server_that_is_gone_moves_the_request(fields):
     with pytest.raises(EngineShutdown, match="gone"):

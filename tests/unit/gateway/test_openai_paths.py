@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from pipeline.gateway import forward, http_app
-from tests.unit.gateway.gateways import GENERATE, api_key, behind, json_answer, send, spec_of
+from tests.unit.gateway.gateways import GENERATE, api_key, behind, events, json_answer, send, spec_of
 
 
 def test_openai_errors_have_openais_form():
@@ -163,6 +163,24 @@ def test_the_reason_of_a_refusal_that_tools_hide_is_asked_for(stream):
     given = send(behind(answer), "POST", "/v1/chat/completions", json=body)
 
     assert (given.status_code, given.json()["error"]["message"]) == (503, refusal["message"])
+
+
+@pytest.mark.parametrize("begun", ["", "some text"])
+def test_a_fault_of_a_worker_in_a_request_with_tools_runs_it_once(begun):
+    def event(reason: str | None, text: str) -> bytes:
+        choice = {"index": 0, "delta": {"content": text}, "finish_reason": reason}
+        return f"data: {json.dumps({'choices': [choice]}, separators=(',', ':'))}\n\n".encode()
+
+    back = behind(lambda request: events(event(None, begun) + event("content_filter", ""), b"data: [DONE]\n\n"))
+    body = {"model": "m", "messages": [1], "tools": [{"type": "function", "function": {"name": "f"}}]}
+    given = send(back, "POST", "/v1/chat/completions", json=body)
+    streamed = send(back, "POST", "/v1/chat/completions", json=body | {"stream": True})
+
+    assert (given.status_code, given.json()["error"]["type"]) == (500, "server_error")
+    assert streamed.text.count('"error"') == 1
+    assert begun in streamed.text
+    assert "content_filter" not in streamed.text
+    assert len(back.requests) == 2
 
 
 @pytest.mark.parametrize(("triton", "front_end", "expected"), [(200, 200, 200), (400, 200, 400), (200, 404, 503)])
