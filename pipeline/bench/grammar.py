@@ -8,9 +8,8 @@ Each schema is one row. All contenders run it in rotating order, so that figures
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,21 @@ from jsonschema import Draft202012Validator
 from pydantic import Field, ValidationError
 
 from pipeline.bench.contenders.in_process import InProcess
-from pipeline.bench.data.workload import Prompt, prompt_ids_of
-from pipeline.bench.measure import MeasureOptions, make_request, rotated
-from pipeline.bench.report.report import Table
+from pipeline.bench.data.workload import Prompt, WorkloadRow, load_workload
+from pipeline.bench.measure import MeasureOptions, measure
+from pipeline.bench.report.report import Table, interval_of
+from pipeline.bench.report.results import OVERALL, MeasuredRequest, RequestRecord, SummaryRow
+from pipeline.bench.report.summary import summarize
 from pipeline.config.schema import Frozen
 from pipeline.decoding.grammar.guide import Guide
-from pipeline.decoding.request import FinishReason
-from pipeline.engine.submission import Submission
+from pipeline.decoding.request import FinishReason, GenerationRequest
 from pipeline.errors import UserError
-from pipeline.json_lines import json_rows, reading
 
 # Forty schemas: forms, lists, enums, nested objects, free text.
 DEFAULT_SCHEMAS = Path(__file__).parent / "data" / "schemas.jsonl"
 SYSTEM = "You answer with one JSON value and nothing else."
+# End of the name of a strategy that runs with the grammar.
+GUIDED = " + grammar"
 
 
 class SchemaRow(Frozen, extra="ignore"):
@@ -41,105 +42,73 @@ class SchemaRow(Frozen, extra="ignore"):
     prompt: str = Field(min_length=1)
     content: dict[str, Any] = Field(alias="schema")
 
-    @property
-    def guide(self) -> Guide:
-        return Guide("json_schema", json.dumps(self.content))
 
-
-@dataclass(frozen=True, slots=True)
-class GrammarRecord:
+class SchemaRecord(RequestRecord):
     """One request. guided: whether its schema was the grammar. valid: whether the whole output matches the schema.
-    identical: whether it equals the baseline's. seconds: of the request without compiling. compile_s: of compiling the
-    grammar, if guided. mask_s, guide_s: of masks, and of cutting and extending drafts. forced_tokens: number of tokens
-    without a pass."""
+    identical: whether it equals the baseline's output under the same condition."""
 
-    id: str
-    task: str
-    strategy: str
     guided: bool
-    tokens: int
-    steps: int
-    seconds: float
-    finish_reason: str
     valid: bool
-    identical: bool
-    compile_s: float
-    mask_s: float
-    guide_s: float
-    forced_tokens: int
-    draft_tokens: int
-    accepted_tokens: int
     text: str
 
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason != FinishReason.LENGTH.value
 
-def load_schemas(path: Path, limit: int | None = None) -> list[SchemaRow]:
+
+class SchemaContender:
+    """A strategy with or without the grammar of a request."""
+
+    def __init__(self, opened: InProcess, strategy: str, guided: bool) -> None:
+        self.name = strategy + GUIDED * guided
+        self._own = opened.contender(strategy)
+        self._compiler = opened.compiler
+        self._guided = guided
+
+    def forget(self) -> None:
+        self._own.forget()
+
+    def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
+        assert request.guide is not None, "every row has a schema"
+        if not self._guided:
+            return self._own.generate(replace(request, guide=None), prompt)
+        self._compiler.matcher(request.guide, request.end_ids).result()  # compiled before the time is measured
+        return self._own.generate(request, prompt)
+
+
+def load_schemas(path: Path, limit: int | None = None, tasks: Iterable[str] | None = None) -> list[WorkloadRow]:
     """Read a schema file. Raises UserError with the line of a row that is invalid."""
-    rows: list[SchemaRow] = []
-    with reading(path), path.open(encoding="utf-8") as lines:
-        for where, value in json_rows(lines, path):
-            try:
-                rows.append(SchemaRow.model_validate(value))
-            except ValidationError as error:  # noqa: PERF203  # each fault names its line
-                text = f'{where} is not a row of schemas; it must be {{"id", "task", "prompt", "schema": {{...}}}}.'
-                raise UserError(text) from error
-    if not rows:
-        raise UserError(f"{path} has no rows; add at least one.")
-    return rows[:limit]
+    return load_workload(path, limit, tasks, _row_of)
+
+
+def _row_of(value: Any, where: str, number: int) -> WorkloadRow:
+    try:
+        row = SchemaRow.model_validate(value)
+    except ValidationError as error:
+        text = f'{where} is not a row of schemas; it must be {{"id", "task", "prompt", "schema": {{...}}}}.'
+        raise UserError(text) from error
+    return WorkloadRow(row.row_id, row.task, (row.prompt,), SYSTEM, Guide("json_schema", json.dumps(row.content)))
 
 
 def measure_schemas(
     opened: InProcess,
-    rows: Sequence[SchemaRow],
+    rows: Sequence[WorkloadRow],
     strategies: Sequence[str],
     options: MeasureOptions,
-    on_record: Callable[[GrammarRecord], None] = lambda record: None,
-) -> list[GrammarRecord]:
-    """Return records in the order of rows. strategies: the baseline first; guided outputs must equal its guided ones.
-    options: with warmth "cold", draft sources are emptied before each row."""
-    contenders = [(opened.contender(strategy), guided) for strategy in strategies for guided in (False, True)]
-    records: list[GrammarRecord] = []
-    for index, row in enumerate(rows):
-        prompt_ids = prompt_ids_of(opened.codec, Prompt((row.prompt,), options.raw, SYSTEM))
-        started = time.perf_counter()
-        opened.compiler.matcher(row.guide, options.end_ids).result()
-        compile_s = time.perf_counter() - started
-        results: dict[tuple[str, bool], tuple[GrammarRecord, list[int]]] = {}
-        for place in rotated(len(contenders), index):
-            contender, guided = contenders[place]
-            if options.warmth == "cold":
-                contender.forget()
-            contender.forget_cached()
-            request = make_request(replace(options, guide=row.guide if guided else None), prompt_ids)
-            started = time.perf_counter()
-            (result,) = contender.scheduler.run([Submission(request, contender.name)])
-            seconds = time.perf_counter() - started
-            text, statistics = opened.decode(result.output_ids), result.statistics
-            record = GrammarRecord(
-                id=row.row_id,
-                task=row.task,
-                strategy=contender.name,
-                guided=guided,
-                tokens=len(result.output_ids),
-                steps=statistics.num_steps,
-                seconds=seconds,
-                finish_reason=result.finish_reason.value if result.finish_reason else "",
-                valid=matches(row.content, text),
-                identical=True,
-                compile_s=compile_s if guided else 0.0,
-                mask_s=statistics.mask_seconds,
-                guide_s=statistics.guide_seconds,
-                forced_tokens=statistics.num_forced_tokens,
-                draft_tokens=statistics.num_draft_tokens,
-                accepted_tokens=statistics.num_accepted_tokens,
-                text=text,
-            )
-            results[contender.name, guided] = record, result.output_ids
-        for contender, guided in contenders:
-            record, output_ids = results[contender.name, guided]
-            expected = results[contenders[0][0].name, guided][1]
-            records.append(replace(record, identical=output_ids == expected))
-            on_record(records[-1])
-    return records
+    on_record: Callable[[RequestRecord], None] = lambda record: None,
+) -> list[SchemaRecord]:
+    """Return records in the order of rows. strategies: the baseline first."""
+    contenders = [SchemaContender(opened, strategy, guided) for guided in (False, True) for strategy in strategies]
+    records = measure(contenders, rows, opened.codec, options, on_record)
+    schemas = {row.row_id: json.loads(row.guide.text) for row in rows if row.guide is not None}
+    references = {(record.id, record.repeat, record.strategy): record.output_ids for record in records}
+    found = []
+    for record in records:
+        guided, text = record.strategy.endswith(GUIDED), opened.decode(record.output_ids)
+        expected = references[record.id, record.repeat, strategies[0] + GUIDED * guided]
+        fields = dict(record) | {"identical": record.output_ids == expected}
+        found.append(SchemaRecord(**fields, guided=guided, valid=matches(schemas[record.id], text), text=text))
+    return found
 
 
 def matches(schema: Any, text: str) -> bool:
@@ -150,43 +119,45 @@ def matches(schema: Any, text: str) -> bool:
         return False
 
 
-def summary_table(records: Sequence[GrammarRecord]) -> Table:
-    """One row per strategy with the grammar, and one without: counts of outputs, speed, and times per step."""
-    groups: dict[tuple[str, bool], list[GrammarRecord]] = {}
-    for record in records:
-        groups.setdefault((record.strategy, record.guided), []).append(record)
-    first = records[0].strategy
+def summary_table(records: Sequence[SchemaRecord]) -> Table:
+    """One row per strategy without the grammar, then one per strategy with it: counts of outputs, speed against the
+    baseline under the same condition, and times per step."""
+    baseline = records[0].strategy
 
-    def row(strategy: str, guided: bool, group: Sequence[GrammarRecord]) -> dict[str, str]:
-        steps, tokens = sum(record.steps for record in group), sum(record.tokens for record in group)
+    def table_row(row: SummaryRow) -> dict[str, str]:
+        group = [record for record in records if record.strategy == row.strategy]
+
+        def ms_per_step(seconds: Iterable[float]) -> float:
+            return 1000 * sum(seconds) / row.steps
+
         return {
-            "strategy": strategy,
-            "grammar": "yes" if guided else "no",
-            "outputs": str(len(group)),
-            "finished": str(sum(record.finish_reason == FinishReason.END_TOKEN.value for record in group)),
+            "strategy": row.strategy,
+            "outputs": str(row.num_requests),
+            "finished": str(sum(record.finished for record in group)),
             "valid": str(sum(record.valid for record in group)),
-            "identical": str(sum(record.identical for record in group)),
-            "tokens": str(tokens),
-            "tokens/s": f"{speed(group):.1f}",
-            "speedup": f"{speed(group) / speed(groups[first, guided]):.2f}",
-            "tokens/step": f"{tokens / steps:.2f}",
+            "identical": str(row.num_identical),
+            "tokens/s": f"{row.tokens_per_s:.1f}",
+            "speedup": f"{row.speedup:.2f}",
+            "95% interval": interval_of(row),
+            "tokens/step": f"{row.acceptance_length:.2f}",
             "forced": str(sum(record.forced_tokens for record in group)),
-            "ms/step": f"{1000 * sum(record.seconds for record in group) / steps:.1f}",
-            "mask ms/step": f"{1000 * sum(record.mask_s for record in group) / steps:.3f}",
-            "cut ms/step": f"{1000 * sum(record.guide_s for record in group) / steps:.3f}",
+            "ms/step": f"{ms_per_step(record.seconds for record in group):.1f}",
+            "mask ms/step": f"{ms_per_step(record.mask_seconds for record in group):.3f}",
+            "cut ms/step": f"{ms_per_step(record.guide_seconds for record in group):.3f}",
         }
 
-    return Table.of(row(*key, group) for key, group in groups.items())
+    return Table.of(
+        table_row(row)
+        for guided in (False, True)
+        for row in summarize([each for each in records if each.guided == guided], baseline + GUIDED * guided)
+        if row.task == OVERALL
+    )
 
 
-def speed(records: Sequence[GrammarRecord]) -> float:
-    return sum(record.tokens for record in records) / max(sum(record.seconds for record in records), 1e-9)
-
-
-def verdict(records: Sequence[GrammarRecord]) -> str:
+def verdict(records: Sequence[SchemaRecord]) -> str:
     """One sentence about validity and identity of the guided outputs."""
     guided = [record for record in records if record.guided]
-    finished = [record for record in guided if record.finish_reason != FinishReason.LENGTH.value]
+    finished = [record for record in guided if record.finished]
     valid, identical = sum(record.valid for record in finished), sum(record.identical for record in guided)
     return (
         f"{len(guided)} guided outputs: {len(finished)} finished, {valid} of these match their schema; {identical} "
@@ -194,9 +165,6 @@ def verdict(records: Sequence[GrammarRecord]) -> str:
     )
 
 
-def is_sound(records: Sequence[GrammarRecord]) -> bool:
+def is_sound(records: Sequence[SchemaRecord]) -> bool:
     """Whether every finished guided output matches its schema, and every output equals that of plain decoding."""
-    return all(
-        record.identical and (record.valid or not record.guided or record.finish_reason == FinishReason.LENGTH.value)
-        for record in records
-    )
+    return all(record.identical and (record.valid or not record.guided or not record.finished) for record in records)

@@ -86,7 +86,7 @@ def rotated(count: int, shift: int) -> list[int]:
 
 def warm_up(contenders: Sequence[Contender], row: WorkloadRow, codec: TextCodec, options: MeasureOptions) -> None:
     """Run a short request several times, so that compilation, page faults and tuning are not measured."""
-    short = replace(options, max_new_tokens=min(options.max_new_tokens, WARM_UP_TOKENS))
+    short = replace(_options_of(row, options), max_new_tokens=min(options.max_new_tokens, WARM_UP_TOKENS))
     prompt = row.first_prompt(options.raw)
     prompt_ids = prompt_ids_of(codec, prompt)
     for _ in range(WARM_UP_ROUNDS):
@@ -111,7 +111,8 @@ def _measure_row(
         prompt_ids = prompt_ids_of(codec, prompt)
         generations: dict[int, MeasuredRequest] = {}
         for index in order:
-            generations[index] = contenders[index].generate(make_request(options, prompt_ids), prompt)
+            request = make_request(_options_of(row, options), prompt_ids)
+            generations[index] = contenders[index].generate(request, prompt)
         baseline_ids = generations[0].output_ids
         records += [
             RequestRecord(
@@ -127,6 +128,10 @@ def _measure_row(
         ]
         messages.append(codec.decode(baseline_ids))
     return records
+
+
+def _options_of(row: WorkloadRow, options: MeasureOptions) -> MeasureOptions:
+    return options if row.guide is None else replace(options, guide=row.guide)
 
 
 def turn_id(row: WorkloadRow, number: int) -> str:

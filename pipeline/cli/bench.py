@@ -29,7 +29,9 @@ from pipeline.cli.options import (
     Temperature,
     built_artifact,
     check_url,
+    given,
     limit_to,
+    refuse_given,
     require_in_process,
     resolve,
 )
@@ -49,6 +51,13 @@ if TYPE_CHECKING:
 
 # Limit of requests in flight: each has a thread in this process.
 MOST_REQUESTS = 1024
+# Options that have an effect with --grammar, and those with which --cost-curve measures nothing else.
+_OF_ENGINE = {"model", "profile", "overrides", "json_path"}
+_OF_GRAMMAR = _OF_ENGINE | {
+    *("grammar", "data", "strategies", "max_new_tokens", "limit", "tasks", "warm", "repeats", "raw", "temperature"),
+    "seed",
+}
+_OF_COST_CURVE = _OF_ENGINE | {"cost_curve"}
 
 Baselines = Annotated[
     str,
@@ -78,6 +87,7 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
+    context: typer.Context,
     data: Data = None,
     model: Model = DEFAULT_MODEL,
     profile: Profile = DEFAULT_PROFILE,
@@ -108,10 +118,13 @@ def bench(
     from pipeline.bench.bench import BenchPlan, check_plan
     from pipeline.bench.contenders.in_process import choose_strategies, codec_of
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
+    from pipeline.bench.grammar import DEFAULT_SCHEMAS, load_schemas
     from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.report.results import require_writable, save_json
     from pipeline.decoding.request import SamplingParams
 
+    if grammar:
+        refuse_given(context, given(context).keys() - _OF_GRAMMAR, "with --grammar")
     if baselines:
         wait_by_default(os.environ)
     one_of("--warm", warm, ("cold", "warm"))
@@ -121,34 +134,32 @@ def bench(
     check_url(url, allow_remote)
     resolved = resolve(model, profile, overrides)
     names = None if strategies is None else words("--strategies", strategies)
+    chosen_tasks = None if tasks is None else words("--tasks", tasks)
     options = MeasureOptions(
         max_new_tokens=max_new_tokens,
         sampling=SamplingParams(temperature=temperature, seed=seed),
         warmth=cast(Literal["cold", "warm"], warm),
         repeats=repeats,
         turns=cast(Literal["first", "all"], turns),
+        raw=raw or not resolved.model.chat_template,
     )
     if grammar:
-        if url is not None:
-            raise UserError("--grammar measures in process; leave out --url.")
         require_in_process(resolved, "--grammar")
         chosen = choose_strategies(resolved.profile, ["hybrid"] if names is None else names)
-        bench_schemas(built_artifact(resolved), data, chosen, limit, options, json_path)
+        rows = load_schemas(data or DEFAULT_SCHEMAS, limit, chosen_tasks)
+        bench_schemas(built_artifact(resolved), rows, chosen, options, json_path)
         return
-    chosen_tasks = None if tasks is None else words("--tasks", tasks)
-    only_the_curve = cost_curve and data is None
+    only_the_curve = cost_curve and not given(context).keys() - _OF_COST_CURVE
     rows = [] if only_the_curve else load_workload(data or DEFAULT_PROMPTS, limit, chosen_tasks)
     levels = numbers("--concurrency", concurrency, MOST_REQUESTS) if concurrency else []
-    chosen = choose_strategies(resolved.profile, names)
     others = words("--baselines", baselines) if baselines else []
-    plan = BenchPlan(tuple(chosen), tuple(others), tuple(levels), cost_curve, url)
+    plan = BenchPlan(tuple(choose_strategies(resolved.profile, names)), tuple(others), tuple(levels), cost_curve, url)
     check_plan(resolved, rows, plan, options)
     if url is None:
         require_in_process(resolved, "bench without --url")
     artifact = built_artifact(resolved)
     codec = codec_of(artifact)
-    options = replace(options, end_ids=codec.end_ids, raw=raw or not artifact.resolved.model.chat_template)
-    results = _measure(artifact, codec, rows, plan, options)
+    results = _measure(artifact, codec, rows, plan, replace(options, end_ids=codec.end_ids))
     if json_path is not None:
         save_json(json_path, results)
     _show_results(results)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from pipeline.bench.contenders.in_process import InProcess
+    from pipeline.bench.data.workload import WorkloadRow
     from pipeline.bench.measure import MeasureOptions
     from pipeline.decoding.grammar.guide import Guide
     from pipeline.engine.artifact import Artifact
@@ -37,36 +38,22 @@ def guide_file(path: Path) -> Guide:
 
 def bench_schemas(
     artifact: Artifact,
-    data: Path | None,
+    rows: Sequence[WorkloadRow],
     chosen: Sequence[str],
-    limit: int | None,
     options: MeasureOptions,
     json_path: Path | None,
 ) -> None:
     """Measure JSON schemas with and without drafts and grammar. Raises typer.Exit with code 1 if an output is wrong."""
     from pipeline.bench.contenders.in_process import open_in_process
-    from pipeline.bench.grammar import (
-        DEFAULT_SCHEMAS,
-        GrammarRecord,
-        is_sound,
-        load_schemas,
-        measure_schemas,
-        summary_table,
-        verdict,
-    )
+    from pipeline.bench.grammar import is_sound, measure_schemas, summary_table, verdict
     from pipeline.bench.report.results import save_rows
 
-    rows = load_schemas(data or DEFAULT_SCHEMAS, limit)
     opened = open_in_process(artifact)
-    options = replace(options, end_ids=opened.end_ids, raw=not artifact.resolved.model.chat_template)
-    with output.steps("measuring", 2 * len(chosen) * len(rows)) as step:
-
-        def on_record(record: GrammarRecord) -> None:
-            step(f"{record.id} {record.strategy}")
-
-        records = measure_schemas(opened, rows, chosen, options, on_record)
+    options = replace(options, end_ids=opened.end_ids)
+    with output.steps("measuring", options.repeats * 2 * len(chosen) * len(rows)) as step:
+        records = measure_schemas(opened, rows, chosen, options, lambda record: step(f"{record.id} {record.strategy}"))
     if json_path is not None:
-        save_rows(json_path, [asdict(record) for record in records])
+        save_rows(json_path, [record.model_dump() for record in records])
     output.table(*summary_table(records))
     output.say(verdict(records))
     if not is_sound(records):

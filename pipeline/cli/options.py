@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,6 +71,22 @@ AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Allow a serve
 def limit_to(what: str) -> Any:
     """The option --limit of a command that reads a file. what: name of the file's items."""
     return typer.Option("--limit", min=1, help=f"Only the first N {what}.")
+
+
+def given(context: typer.Context) -> dict[str, str]:
+    """Options and arguments on the command line: the option by the name of its parameter."""
+    return {
+        str(parameter.name): parameter.opts[0]
+        for parameter in context.command.params
+        if (source := context.get_parameter_source(str(parameter.name))) and source.name == "COMMANDLINE"
+    }
+
+
+def refuse_given(context: typer.Context, names: Collection[str], reason: str) -> None:
+    """Raise UserError if one of these parameters is on the command line. reason: such as "with --grammar"."""
+    for name, option in given(context).items():
+        if name in names:
+            raise UserError(f"{option} has no effect {reason}; leave it out.")
 
 
 def resolve(model: str, profile: str, overrides: Sequence[str] | None = None) -> ResolvedConfig:

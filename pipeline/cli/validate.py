@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
+from pipeline.cli.options import (
+    DEFAULT_MODEL,
+    DEFAULT_PROFILE,
+    Json,
+    Model,
+    Profile,
+    Set,
+    given,
+    refuse_given,
+    resolve,
+)
 from pipeline.config.places import places
 from pipeline.errors import UserError
 
@@ -18,11 +28,16 @@ if TYPE_CHECKING:
     from pipeline.config.schema import Device, ResolvedConfig
 
 
+# Options that have an effect with --part engine.
+_OF_ENGINE = {"part", "model", "backend", "shapes", "num_prompts", "max_new_tokens", "out", "as_json"}
+
+
 def register(app: typer.Typer) -> None:
     app.command("validate-gpu")(validate_gpu)
 
 
 def validate_gpu(
+    context: typer.Context,
     model: Model = DEFAULT_MODEL,
     profile: Profile = DEFAULT_PROFILE,
     other_profile: Annotated[str, typer.Option("--other-profile", help="Profile to switch to.")] = "throughput",
@@ -69,25 +84,23 @@ def validate_gpu(
     if part not in ("server", "engine"):
         raise UserError(f"There is no part {part!r}; --part takes server or engine.")
     if part == "engine":
-        if overrides:
-            raise UserError("--set changes the server's engines; --part engine has settings of its own. Leave it out.")
+        refuse_given(context, given(context).keys() - _OF_ENGINE, "with --part engine")
         _check_engine(model, shapes, num_prompts, max_new_tokens, out, as_json)
         return
-    if shapes is not None:
-        raise UserError("--shapes belongs to --part engine; leave it out, or add that.")
+    refuse_given(context, {"shapes"}, "without --part engine")
     if backend not in backend_names():
         raise UserError(f"There is no backend {backend!r}; --backend takes {' or '.join(backend_names())}.")
     of_gpu, first_only = backend_of(backend).validation_settings()
-    given = (*of_gpu, *(overrides or ()))
-    resolved = resolve(model, profile, (f"backend={backend}", *first_only, *given))
-    resolve(model, other_profile, (f"backend={backend}", *given))
+    settings = (*of_gpu, *(overrides or ()))
+    resolved = resolve(model, profile, (f"backend={backend}", *first_only, *settings))
+    resolve(model, other_profile, (f"backend={backend}", *settings))
     folder = _new_folder(out)
     plan = ValidationPlan(
         model=model,
         profile=profile,
         other_profile=other_profile,
         backend=backend,
-        overrides=given,
+        overrides=settings,
         first_only=first_only,
         strategies=_strategies(resolved),
         num_prompts=num_prompts,

@@ -27,6 +27,8 @@ from pipeline.cli.options import (
     Strategies,
     built_artifact,
     check_url,
+    given,
+    refuse_given,
     require_in_process,
     resolve,
 )
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 # Number of prompts and tokens with --quick.
 QUICK_PROMPTS, QUICK_TOKENS = 3, 24
+# Options that have an effect with --failover.
+_OF_FAILOVER = {"failover", "model", "profile", "overrides", "num_kills", "max_new_tokens", "as_json"}
 
 
 def register(app: typer.Typer) -> None:
@@ -49,6 +53,7 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(
+    context: typer.Context,
     model: Model = DEFAULT_MODEL,
     profile: Profile = DEFAULT_PROFILE,
     overrides: Set = None,
@@ -97,8 +102,10 @@ def verify(
     if failover:
         from pipeline.cli.failover import run_failover
 
+        refuse_given(context, given(context).keys() - _OF_FAILOVER, "with --failover")
         run_failover(resolve(model, profile, overrides), places(), num_kills, max_new_tokens, as_json)
         return
+    refuse_given(context, {"num_kills"}, "without --failover")
     if quick:
         num_prompts, max_new_tokens = num_prompts or QUICK_PROMPTS, min(max_new_tokens, QUICK_TOKENS)
     rows = load_workload(data or DEFAULT_PROMPTS, num_prompts)

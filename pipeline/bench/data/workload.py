@@ -7,12 +7,13 @@ the measurement starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pipeline.bench.report.results import OVERALL
+from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import RequestError, UserError
 from pipeline.json_lines import json_rows, reading
@@ -31,12 +32,14 @@ _ASKING = ("prompt", "turns", "question", "messages")
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRow:
-    """One row of a data file. turns: the user's messages, at least one. system: system message, may be empty."""
+    """One row of a data file. turns: the user's messages, at least one. system: system message, may be empty. guide:
+    format that outputs must match, if any."""
 
     row_id: str
     task: str
     turns: tuple[str, ...]
     system: str = ""
+    guide: Guide | None = None
 
     def first_prompt(self, raw: bool) -> Prompt:
         return Prompt(self.turns[:1], raw, self.system)
@@ -64,9 +67,15 @@ class NamedPrompt(NamedTuple):
     prompt: Prompt
 
 
-def load_workload(path: Path, limit: int | None = None, tasks: Iterable[str] | None = None) -> list[WorkloadRow]:
-    """Read the rows of a file in order. tasks: keep only rows of these. limit: maximum number of these rows. Raises
-    UserError with the line of the first fault."""
+def load_workload(
+    path: Path,
+    limit: int | None = None,
+    tasks: Iterable[str] | None = None,
+    row_of: Callable[[Any, str, int], WorkloadRow] | None = None,
+) -> list[WorkloadRow]:
+    """Read the rows of a file in order. tasks: keep only rows of these. limit: maximum number of these rows. row_of:
+    returns the row of a JSON value, its place and its number; None for rows of prompts. Raises UserError with the line
+    of the first fault."""
     if not path.exists():
         raise UserError(f"There is no data file {path}; give a JSON Lines file, or a .txt with a prompt per line.")
     rows: list[WorkloadRow] = []
@@ -74,7 +83,7 @@ def load_workload(path: Path, limit: int | None = None, tasks: Iterable[str] | N
     with reading(path), path.open(encoding="utf-8") as file:
         values = _lines_as_rows(file, path) if path.suffix == ".txt" else json_rows(file, path)
         for number, (where, value) in enumerate(values, 1):
-            row = _row_of(value, where, number)
+            row = (row_of or _row_of)(value, where, number)
             if row.row_id in seen:
                 raise UserError(f"{where}: the id {row.row_id!r} is taken by {seen[row.row_id]}; give each its own.")
             seen[row.row_id] = where

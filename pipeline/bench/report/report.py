@@ -76,9 +76,10 @@ def headline(results: BenchResults) -> str:
     sentences = []
     best = max(ours, key=lambda row: row.speedup or 0.0, default=None)
     if best is not None and best.speedup is not None:
+        interval = "" if best.speedup_low is None else f" ({interval_of(best)})"
         sentences.append(
             f"`{best.strategy}` {_verdict(best, ours, others)}: {best.speedup:.2f} times `{results.baseline}`"
-            f"{_interval(best)}, with {best.acceptance_length:.2f} tokens per step over {best.num_prompts} "
+            f"{interval}, with {best.acceptance_length:.2f} tokens per step over {best.num_prompts} "
             f"prompt{'s' if best.num_prompts > 1 else ''}, draft sources {results.warmth}."
         )
     compared = [f"`{row.strategy}` runs at {row.speedup:.2f}" for row in others if row.speedup is not None]
@@ -138,7 +139,7 @@ def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:
             "acceptance length": f"{row.acceptance_length:.3f}",
             "tokens/s": f"{row.tokens_per_s:.2f}",
             f"vs {results.baseline}": "-" if row.speedup is None else f"{row.speedup:.3f}",
-            "95% interval": _interval(row).strip(" ()") or "-",
+            "95% interval": interval_of(row),
             "drafts/step": f"{row.draft_tokens_per_step:.1f}",
             "accepted": f"{100 * row.acceptance_rate:.1f}%" if row.draft_tokens_per_step else "-",
             "TTFT ms": f"{row.ttft_ms:.1f}",
@@ -257,10 +258,9 @@ def title_of(results: BenchResults) -> str:
     return f"Lookahead bench: {model}, profile {profile}"
 
 
-def _interval(row: SummaryRow) -> str:
-    if row.speedup_low is None or row.speedup_high is None:
-        return ""
-    return f" ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
+def interval_of(row: SummaryRow) -> str:
+    """The 95% interval of the speedup; "-" without one."""
+    return "-" if row.speedup_low is None else f"{row.speedup_low:.2f} to {row.speedup_high:.2f}"
 
 
 def _manifest_table(manifest: dict[str, Any]) -> Table:

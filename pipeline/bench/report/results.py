@@ -43,6 +43,9 @@ class MeasuredRequest(_Value):
     seconds: float = Field(ge=0)
     ttft_s: float = Field(ge=0)
     draft_seconds: float = Field(ge=0, description="Time in retrieval: drafting and learning.")
+    forced_tokens: int = Field(0, description="Tokens without a pass, which a grammar forces; in process only.")
+    mask_seconds: float = Field(0.0, description="Time of a grammar's masks; in process only.")
+    guide_seconds: float = Field(0.0, description="Time to cut and extend drafts by a grammar; in process only.")
     finish_reason: str | None
 
 
@@ -113,8 +116,8 @@ def save_json(path: Path, value: BaseModel) -> None:
 
 
 def save_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a list of figures as JSON: see `save_text`."""
-    save_text(path, json.dumps(rows, indent=1) + "\n")
+    """Write a list of figures as JSON, one row a line: see `save_text`."""
+    save_text(path, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
 
 
 def save_text(path: Path, text: str) -> None:

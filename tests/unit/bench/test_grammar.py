@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ from llguidance import LLMatcher
 
 from pipeline.bench.grammar import (
     DEFAULT_SCHEMAS,
-    GrammarRecord,
+    GUIDED,
+    SchemaRecord,
     is_sound,
     load_schemas,
     matches,
@@ -24,26 +24,33 @@ from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.grammar.translation import grammar_text
 from pipeline.errors import UserError
 
-RECORD = GrammarRecord(
+RECORD = SchemaRecord(
     id="form-1",
     task="form",
-    strategy="none",
+    strategy=f"none{GUIDED}",
     guided=True,
-    tokens=40,
+    prompt_ids=[1],
+    output_ids=[0] * 40,
     steps=39,
+    draft_tokens=0,
+    accepted_tokens=0,
+    acceptance_lengths=[1] * 39,
     seconds=2.0,
+    ttft_s=0.1,
+    draft_seconds=0.0,
+    forced_tokens=1,
+    mask_seconds=0.039,
     finish_reason="end_token",
     valid=True,
     identical=True,
-    compile_s=0.01,
-    mask_s=0.039,
-    guide_s=0.0,
-    forced_tokens=1,
-    draft_tokens=0,
-    accepted_tokens=0,
     text="{}",
 )
-FASTER = replace(RECORD, strategy="hybrid", steps=10, seconds=0.5)
+FREE = RECORD.model_copy(update={"strategy": "none", "guided": False, "seconds": 1.0})
+FASTER = RECORD.model_copy(update={"strategy": f"hybrid{GUIDED}", "steps": 10, "seconds": 0.5})
+
+
+def changed(record: SchemaRecord, **fields: object) -> SchemaRecord:
+    return record.model_copy(update=fields)
 
 
 def test_forty_schemas_of_five_kinds_are_shipped_and_each_is_sound() -> None:
@@ -51,7 +58,8 @@ def test_forty_schemas_of_five_kinds_are_shipped_and_each_is_sound() -> None:
     assert len({row.row_id for row in rows}) == 40
     assert {row.task for row in rows} == {"form", "list", "enum", "nested", "text"}
     for row in rows:
-        Draft202012Validator.check_schema(row.content)
+        assert row.guide is not None
+        Draft202012Validator.check_schema(json.loads(row.guide.text))
         assert LLMatcher.validate_grammar(grammar_text(row.guide, ())) == "", row.row_id
     assert len(load_schemas(DEFAULT_SCHEMAS, 3)) == 3
 
@@ -64,6 +72,7 @@ def test_forty_schemas_of_five_kinds_are_shipped_and_each_is_sound() -> None:
         ('{"id": "a", "task": "b", "prompt": "c"}', "line 1 is not a row of schemas"),
         ('{"id": "a", "task": "b", "prompt": "", "schema": {}}', "line 1 is not a row of schemas"),
         ("[]", "line 1 is not a row of schemas"),
+        ('{"id": "a", "task": "b", "prompt": "c", "schema": {}}\n' * 2, "the id 'a' is taken by"),
     ],
 )
 def test_a_file_that_holds_no_schemas_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -80,7 +89,7 @@ def test_an_output_matches_as_a_whole_or_not(text: str, good: bool) -> None:
 
 
 def test_the_table_compares_with_the_first_strategy_under_the_same_condition() -> None:
-    columns, rows = summary_table([replace(RECORD, guided=False, seconds=1.0), RECORD, FASTER])
+    columns, rows = summary_table([FREE, RECORD, FASTER])
     table = [dict(zip(columns, row, strict=True)) for row in rows]
     assert [row["speedup"] for row in table] == ["1.00", "1.00", "4.00"]
     assert [row["tokens/s"] for row in table] == ["40.0", "20.0", "80.0"]
@@ -90,11 +99,11 @@ def test_the_table_compares_with_the_first_strategy_under_the_same_condition() -
 
 def test_one_invalid_or_different_output_is_not_sound() -> None:
     assert is_sound([RECORD, FASTER])
-    assert is_sound([replace(RECORD, guided=False, valid=False)])
-    assert is_sound([replace(RECORD, valid=False, finish_reason="length")])
-    assert not is_sound([replace(RECORD, valid=False)])
-    assert not is_sound([replace(FASTER, identical=False)])
-    assert verdict([RECORD, replace(FASTER, identical=False)]).startswith("2 guided outputs: 2 finished, 2 of these")
+    assert is_sound([changed(FREE, valid=False)])
+    assert is_sound([changed(RECORD, valid=False, finish_reason="length")])
+    assert not is_sound([changed(RECORD, valid=False)])
+    assert not is_sound([changed(FASTER, identical=False)])
+    assert verdict([RECORD, changed(FASTER, identical=False)]).startswith("2 guided outputs: 2 finished, 2 of these")
 
 
 def test_the_kind_of_a_guide_follows_from_the_suffix(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
+from pipeline.errors import UserError
 
 WORDS = ("--model=tiny-random-llama", "--set=backend=torch", "--set=device=cpu", "--limit=1")
 
@@ -31,6 +32,42 @@ def test_what_the_engine_cannot_change_is_refused_before_it_is_built(
     assert caught.value.code == 2
     assert expected in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (("bench", "--grammar", "--turns=all"), "--turns has no effect with --grammar"),
+        (("bench", "--grammar", "--baselines=hf"), "--baselines has no effect with --grammar"),
+        (("bench", "--grammar", "--url=127.0.0.1:8001"), "--url has no effect with --grammar"),
+        (("verify", "--failover", "--quick"), "--quick has no effect with --failover"),
+        (("verify", "--failover", "--url=127.0.0.1:8001"), "--url has no effect with --failover"),
+        (("verify", "--kills=3"), "--kills has no effect without --failover"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    command: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pipeline.cli.failover.run_failover", lambda *arguments: None)
+    with pytest.raises(SystemExit) as caught:
+        cli.main((*command, "-m", "tiny-random-llama"))
+    assert caught.value.code == 2
+    assert f"error: {expected}; leave it out." in capsys.readouterr().err
+
+
+def test_a_cost_curve_beside_other_options_is_measured_with_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone it needs no prompts. With --strategies or --limit these were ignored."""
+    seen: list[int] = []
+
+    def check_plan(resolved: object, rows: list[object], *others: object) -> None:
+        seen.append(len(rows))
+        raise UserError("seen")
+
+    monkeypatch.setattr("pipeline.bench.bench.check_plan", check_plan)
+    for options in ((), ("--json", "out.json"), ("--limit=2",)):
+        with pytest.raises(SystemExit):
+            cli.main(("bench", "-m", "tiny-random-llama", "--cost-curve", *options))
+    assert seen == [0, 0, 2]
 
 
 @pytest.mark.parametrize(
