@@ -32,7 +32,7 @@ def json_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[str, Any]]:
             continue
         where = f"{path}, line {number}"
         try:
-            value = json.loads(line)
+            value = json.loads(line.rstrip())
         except json.JSONDecodeError as error:
             raise UserError(f"{where} is not JSON: {error.msg} at column {error.colno}.") from error
         except RecursionError as error:

@@ -26,6 +26,7 @@ How to add commands
 from __future__ import annotations
 
 import importlib
+import inspect
 from importlib.metadata import entry_points
 
 import typer
@@ -73,6 +74,7 @@ def build_app() -> typer.Typer:
             ) from error
         app.add_typer(commands(), name=plugin.name)
     _group_in_panels(app)
+    _join_help_lines(app)
     return app
 
 
@@ -89,6 +91,16 @@ def _group_in_panels(app: typer.Typer) -> None:
     for verb in verbs:
         verb.rich_help_panel = order.get(verb_name(verb), ("Commands", len(order)))[0]
     app.registered_commands.sort(key=lambda verb: order.get(verb_name(verb), ("", len(order)))[1])
+
+
+def _join_help_lines(app: typer.Typer) -> None:
+    """Let the terminal's width break the lines of each help text: typer keeps those of the docstring."""
+    for command in app.registered_commands:
+        paragraphs = inspect.cleandoc(command.help or inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    for group in app.registered_groups:
+        if group.typer_instance:
+            _join_help_lines(group.typer_instance)
 
 
 def _root(

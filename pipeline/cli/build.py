@@ -58,7 +58,7 @@ def engine(
         return
     size = artifact.manifest.num_bytes / 1e6
     output.say(
-        f"{result.outcome}: {artifact.folder} ({size:.0f} MB, {resolved.dtype}, {resolved.device}) in {seconds:.1f} s"
+        f"{result.text}: {artifact.folder} ({size:.0f} MB, {resolved.dtype}, {resolved.device}) in {seconds:.1f} s"
     )
     if costs is not None:
         output.say(f"cost of passes: {costs.to_text()}")

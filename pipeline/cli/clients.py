@@ -105,13 +105,7 @@ def chat(
 
     address = _url(url, protocol)
     messages = [] if system is None else [{"role": "system", "content": system}]
-    while True:
-        try:
-            line = input("you> ").strip()
-        except EOFError:
-            line = ""
-        if not line:
-            return
+    while line := _next_line():
         messages.append({"role": "user", "content": line})
         query = TextQuery(
             text_input=line,
@@ -187,9 +181,23 @@ def batch(
         raise typer.Exit(1)
 
 
-def _piped_text() -> str:
+def _next_line() -> str:
+    """The user's next message; empty at the end of the input. A pipe gets no prompt."""
+    on_terminal = sys.stdin.isatty()
     try:
-        return sys.stdin.read()
+        return input("you> " if on_terminal else "").strip()
+    except EOFError:
+        if on_terminal:
+            output.say("")
+        return ""
+
+
+def _piped_text() -> str:
+    """Standard input without the line end that `echo` and editors add."""
+    if sys.stdin.isatty():
+        output.note("reading the prompt from this terminal; Ctrl-D on an empty line ends it")
+    try:
+        return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise RequestError(f"Standard input is not UTF-8 text ({error}); convert it first.") from error
 
@@ -197,14 +205,20 @@ def _piped_text() -> str:
 def _show(query: TextQuery, url: str, protocol: Literal["grpc", "http"], quiet: bool = False) -> Completion:
     from pipeline.server.client import complete
 
+    shown = False
+
     def show(text: str) -> None:
-        if not quiet:
+        nonlocal shown
+        if text and not quiet:
+            shown = True
             sys.stdout.write(text)
             sys.stdout.flush()
 
-    completion = complete(query, url, protocol, on_text=show)
-    show("\n")
-    return completion
+    try:
+        return complete(query, url, protocol, on_text=show)
+    finally:
+        if shown:  # a message after an error begins on its own line, too
+            show("\n")
 
 
 def _summary(completion: Completion) -> str:
@@ -212,7 +226,7 @@ def _summary(completion: Completion) -> str:
     tokens = len(statistics.get("output_ids", ()))
     return (
         f"{tokens} tokens in {completion.total_s:.2f} s ({tokens / completion.total_s:.1f} tokens/s), "
-        f"{statistics.get('mean_acceptance_length', 1.0):.2f} tokens per step, {completion.finish_reason}"
+        f"{statistics.get('mean_acceptance_length', 1.0):.2f} tokens per step, finish reason {completion.finish_reason}"
     )
 
 

@@ -45,6 +45,8 @@ def find_profile(name: str, places: Places) -> Path:
 
 
 def _find(name: str, folders: Iterable[Path], kind: str, other: str) -> Path:
+    if not name.strip():
+        raise ConfigError(f"The name of the {kind} is empty. Known {kind}s: {', '.join(names_in(folders))}.")
     for folder in folders:
         if (found := folder / f"{name}.yaml").is_file():
             return found
@@ -53,6 +55,11 @@ def _find(name: str, folders: Iterable[Path], kind: str, other: str) -> Path:
         return path
     if kind == "model" and (path.is_dir() or (path.suffix.lower() == ".gguf" and path.is_file())):
         return path
+    if "/" in name or path.suffix.lower() in (".yaml", ".yml", ".gguf"):
+        fault = "it is of another kind" if path.exists() else "the path does not exist"
+        raise ConfigError(
+            f"There is no {kind} '{name}': {fault}. Give a name of `lookahead {kind}s`, or {other.rstrip(',')}."
+        )
     known = names_in(folders)
     raise ConfigError(
         f"There is no {kind} '{name}'.{did_you_mean(name, known)} Known {kind}s: {', '.join(known)}; {other} works too."

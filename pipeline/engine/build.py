@@ -27,9 +27,13 @@ from pipeline.engine.backend import Backend, Note, backend_of
 from pipeline.engine.fingerprint import Fingerprint
 from pipeline.errors import BuildError, CheckpointError
 
-# built: from the checkpoint. shared: with the weights of another profile. updated: only in settings that the engine
-# does not depend on. reused: unchanged.
 Outcome = Literal["built", "shared", "updated", "reused"]
+OUTCOMES: dict[Outcome, str] = {
+    "built": "built",
+    "shared": "built with the weights of another profile",
+    "updated": "up to date, with other settings than before",  # on which the engine does not depend
+    "reused": "up to date",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,10 @@ class BuildResult:
 
     artifact: Artifact
     outcome: Outcome
+
+    @property
+    def text(self) -> str:
+        return OUTCOMES[self.outcome]
 
 
 def build_engine(

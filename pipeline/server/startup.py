@@ -62,7 +62,7 @@ def prepare(
     # Reports an unreadable trie snapshot here, not in the log of a server that does not start.
     create_drafter(resolved.profile.drafting.sources, resolved.lookahead, vocab_size=1, kinds={TrieSource.name})
     result = planned_engine(resolved, places, note=note)
-    note(f"engine: {result.outcome} ({result.artifact.folder})")
+    note(f"engine: {result.text} ({result.artifact.folder})")
     target = repository_dir(result.artifact) if out_dir is None else out_dir
     repository = render(resolved, result.artifact, target, places.home / "triton_repo")
     note(f"model repository: {repository.folder}")

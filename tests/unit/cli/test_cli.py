@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -20,7 +21,8 @@ from safetensors import SafetensorError
 from pipeline import cli
 from pipeline.cli.app import GROUPS, PANELS, PLUGINS, build_app, verb_name
 from pipeline.config.places import places
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, RequestError
+from pipeline.server.client import Completion, TextQuery
 from tests.patience import PATIENCE_S
 
 
@@ -66,6 +68,18 @@ def test_help_shows_each_verb_in_a_panel(capsys: pytest.CaptureFixture[str]) -> 
     assert titles == sorted(titles)
 
 
+def test_help_breaks_lines_at_the_width_of_the_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert run("--help") == 0
+    assert "the old one continues." in capsys.readouterr().out
+    for words in (("switch",), ("trie", "merge")):
+        assert run(*words, "--help") == 0
+        text = capsys.readouterr().out.partition("╭")[0]
+        assert all(line.rstrip().endswith((".", "]", "}...")) for line in text.splitlines() if line.strip())
+
+
 def test_help_and_models_import_nothing_heavy() -> None:
     code = (
         "import sys, io, contextlib\n"
@@ -94,6 +108,51 @@ def test_a_prompt_that_is_not_utf8_is_one_message_and_exit_2(
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8", errors=errors))
         assert run("generate", "--url", "127.0.0.1:1") == 2
         assert capsys.readouterr().err.startswith(f"error: {sentence}")
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> list[TextQuery]:
+    """Queries sent by `generate` and `chat`; each gets the text "yes"."""
+    queries: list[TextQuery] = []
+
+    def complete(query: TextQuery, *rest: object, on_text: Callable[[str], None]) -> Completion:
+        queries.append(query)
+        on_text("yes")
+        if query.text_input == "fails":
+            raise RequestError("the server has failed")
+        return Completion("yes", "length", None, 1.0, (1.0,))
+
+    monkeypatch.setattr("pipeline.server.client.complete", complete)
+    return queries
+
+
+def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+
+def test_a_piped_prompt_has_no_line_end(monkeypatch: pytest.MonkeyPatch, answered: list[TextQuery]) -> None:
+    for text in ("Hello", "Hello\n", "Hello\n\n"):
+        pipe(monkeypatch, text)
+        assert run("generate", "--url", "127.0.0.1:1") == 0
+    assert [query.text_input for query in answered] == ["Hello", "Hello", "Hello\n"]
+
+
+def test_an_error_after_some_text_begins_on_its_own_line(
+    answered: list[TextQuery], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("generate", "fails", "--url", "127.0.0.1:1") == 2
+    assert capsys.readouterr().out == "yes\n"
+
+
+def test_a_chat_over_a_pipe_has_answers_only_on_stdout(
+    monkeypatch: pytest.MonkeyPatch, answered: list[TextQuery], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe(monkeypatch, "first\nsecond\n")
+    assert run("chat", "--url", "127.0.0.1:1") == 0
+    printed = capsys.readouterr()
+    assert printed.out == "yes\nyes\n"
+    assert "finish reason length" in printed.err
+    assert [message["role"] for message in json.loads(answered[1].messages or "")] == ["user", "assistant", "user"]
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])

@@ -77,3 +77,17 @@ def test_a_base_has_no_base_of_its_own(tmp_path: Path) -> None:
 
 def test_an_invalid_model_name_is_reported_with_a_remedy(tmp_path: Path) -> None:
     assert "rename the file" in faults_of(model=str(write(tmp_path / "My Model.yaml", "dtype: float32\n")))
+
+
+def test_an_empty_name_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert faults_of(model="").startswith("The name of the model is empty.")
+    assert faults_of(profile=" ").startswith("The name of the profile is empty.")
+
+
+def test_a_file_that_is_no_model_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert "it is of another kind. Give a name of" in faults_of(model=f"{tmp_path}/model.safetensors")
+    assert "it is of another kind. Give a name of" in faults_of(profile=f"{tmp_path}/")
+    assert "the path does not exist. Give a name of" in faults_of(model="./nothing")

@@ -167,7 +167,7 @@ def test_a_busy_server_is_asked_again_and_a_wrong_request_is_not(api, tmp_path, 
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("{", r"line 2 is not JSON"),
+        ('{"custom_id":', r"line 2 is not JSON: Expecting value at column 14\."),
         ("[]", r"line 2: not an object"),
         ('{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', "line 2: method and url"),
         ('{"custom_id": "a", "url": "/v1/completions", "body": 3}', "line 2: body"),
