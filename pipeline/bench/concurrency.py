@@ -19,43 +19,37 @@ from pipeline.engine.submission import GenerationResult, StepEvent, Submission, 
 
 
 class ClosedLoop(NamedTuple):
-    """One run over a workload. outputs, ttft_s: in the order of the submissions."""
+    """One run over a workload. results: in the order of the submissions."""
 
     seconds: float
-    outputs: list[list[int]]
-    ttft_s: list[float]
-    steps: list[int]
+    results: list[GenerationResult]
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        return [result.output_ids for result in self.results]
 
 
 def run_closed_loop(scheduler: Scheduler, submissions: Sequence[Submission], concurrency: int) -> ClosedLoop:
     """Serve submissions in order, `concurrency` at a time. Raises the error of the first request that has one."""
     results = [GenerationResult(submission.request.prompt_ids.tolist()) for submission in submissions]
-    todo = deque(enumerate(submissions))
-    ttft_s = [0.0] * len(submissions)
+    todo = deque(zip(submissions, results, strict=True))
     num_open = 0
 
-    def on_event(index: int, begun: float, event: StepEvent) -> None:
+    def on_event(result: GenerationResult, event: StepEvent) -> None:
         nonlocal num_open
-        if event.token_ids and not results[index].output_ids:
-            ttft_s[index] = time.perf_counter() - begun
-        results[index].take(event)
+        result.take(event)
         num_open -= event.done
 
     started = time.perf_counter()
     while todo or num_open:
         while todo and num_open < concurrency:
-            index, submission = todo.popleft()
+            submission, result = todo.popleft()
             num_open += 1
-            scheduler.submit(submission, partial(on_event, index, time.perf_counter()))
+            scheduler.submit(submission, partial(on_event, result))
         scheduler.step()
     seconds = time.perf_counter() - started
     raise_first_error(results)
-    return ClosedLoop(
-        seconds=seconds,
-        outputs=[result.output_ids for result in results],
-        ttft_s=ttft_s,
-        steps=[result.statistics.num_steps for result in results],
-    )
+    return ClosedLoop(seconds, results)
 
 
 def measure_concurrency(
@@ -103,17 +97,17 @@ def _row(
     level: int, strategy: str, own: Sequence[ClosedLoop], base: Sequence[ClosedLoop], reference: list[list[int]]
 ) -> ConcurrencyRow:
     speed, base_speed = _tokens_per_s(own), _tokens_per_s(base)
-    ttft = [1000 * seconds for run in own for seconds in run.ttft_s]
-    tokens = sum(len(output) for run in own for output in run.outputs)
+    statistics = [result.statistics for run in own for result in run.results]
+    ttft_p50_ms, ttft_p95_ms = np.percentile([1000 * each.time_to_first_token_s for each in statistics], [50, 95])
     return ConcurrencyRow(
         concurrency=level,
         strategy=strategy,
         tokens_per_s=speed,
         speedup=speed / base_speed,
-        acceptance_length=tokens / sum(sum(run.steps) for run in own),
-        ttft_p50_ms=float(np.percentile(ttft, 50)),
-        ttft_p95_ms=float(np.percentile(ttft, 95)),
-        num_requests=len(ttft),
+        acceptance_length=_num_tokens(own) / sum(each.num_steps for each in statistics),
+        ttft_p50_ms=float(ttft_p50_ms),
+        ttft_p95_ms=float(ttft_p95_ms),
+        num_requests=len(statistics),
         num_identical=sum(
             output == expected for run in own for output, expected in zip(run.outputs, reference, strict=True)
         ),
@@ -121,4 +115,8 @@ def _row(
 
 
 def _tokens_per_s(runs: Sequence[ClosedLoop]) -> float:
-    return float(np.median([sum(map(len, run.outputs)) / run.seconds for run in runs]))
+    return float(np.median([_num_tokens([run]) / run.seconds for run in runs]))
+
+
+def _num_tokens(runs: Sequence[ClosedLoop]) -> int:
+    return sum(len(output) for run in runs for output in run.outputs)

@@ -82,20 +82,14 @@ def tune(
 
 
 def winners(chosen: Sequence[Candidate], rows: Sequence[SummaryRow]) -> tuple[int | None, LookaheadConfig | None]:
-    """The draft budget and the window of the fastest candidates; None if none is faster than plain decoding."""
+    """The draft budget and the window of the fastest candidates, None if none is faster than plain decoding: its whole
+    interval must be above 1, or its speedup if it was measured once."""
     by_name = {each.name: each for each in chosen}
-    budget = best(rows, [each.name for each in chosen if each.max_draft_tokens is not None])
-    window = best(rows, [each.name for each in chosen if each.lookahead is not None])
-    return (
-        None if budget is None else by_name[budget.strategy].max_draft_tokens,
-        None if window is None else by_name[window.strategy].lookahead,
-    )
-
-
-def best(rows: Sequence[SummaryRow], names: Sequence[str]) -> SummaryRow | None:
-    """The fastest of the named candidates, if it is faster than plain decoding."""
-    faster = [row for row in rows if row.strategy in names and row.speedup is not None and row.speedup > 1]
-    return max(faster, key=lambda row: row.speedup or 0.0, default=None)
+    faster = [row for row in rows if row.strategy in by_name and (row.speedup_low or row.speedup or 0.0) > 1]
+    ranked = [by_name[row.strategy] for row in sorted(faster, key=lambda row: row.speedup or 0.0, reverse=True)]
+    budgets = [each.max_draft_tokens for each in ranked if each.max_draft_tokens is not None]
+    windows = [each.lookahead for each in ranked if each.lookahead is not None]
+    return next(iter(budgets), None), next(iter(windows), None)
 
 
 def _contender(opened: InProcess, candidate: Candidate) -> SchedulerContender:

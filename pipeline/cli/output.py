@@ -6,7 +6,6 @@ import io
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from rich.progress import (
     BarColumn,
     Progress,
     SpinnerColumn,
+    Task,
     TaskID,
     TaskProgressColumn,
     TextColumn,
@@ -59,31 +59,11 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-class LineProgress(Progress):
-    """Progress without a terminal: a line per `SECONDS_PER_LINE` instead of a bar."""
-
-    def __init__(self, *columns: Any, **options: Any) -> None:
-        super().__init__(*columns, **options)
-        self._printed_at = time.monotonic()
-
-    def update(self, *arguments: Any, **fields: Any) -> None:
-        super().update(*arguments, **fields)
-        now = time.monotonic()
-        if now - self._printed_at >= SECONDS_PER_LINE:
-            self._printed_at = now
-            for task in self.tasks:
-                total = "" if task.total is None else f" of {task.total:g}"
-                left = "" if task.time_remaining is None else f", {task.time_remaining:.0f} s left"
-                note(f"{task.description}: {task.completed:g}{total}{left}")
-
-
-def progress() -> Progress:
-    """A progress display on stderr: `with progress() as bar: task = bar.add_task("weights", total=n)`."""
-    return _display(Progress if notes.is_terminal else LineProgress)
-
-
-def _display(kind: type[Progress]) -> Progress:
-    return kind(
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """Show progress on stderr, with the bars of other packages as further tasks: `with progress() as bar: task =
+    bar.add_task("weights", total=n)`. Without a terminal it is a line per `SECONDS_PER_LINE`."""
+    bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -93,27 +73,30 @@ def _display(kind: type[Progress]) -> Progress:
         console=notes,
         transient=True,
     )
+    done = threading.Event()
+
+    def print_lines() -> None:
+        while not done.wait(SECONDS_PER_LINE):
+            if tasks := bar.tasks:
+                note("; ".join(map(_line, tasks)))
+
+    lines = threading.Thread(target=print_lines, name="progress lines", daemon=True)
+    with bar, foreign_bars(bar):
+        if not notes.is_terminal:
+            lines.start()
+        try:
+            yield bar
+        finally:
+            done.set()
+            if lines.is_alive():
+                lines.join()
 
 
-class Bars:
-    """Shows progress bars of other packages as further tasks of a display, or without a terminal as part of its
-    stage."""
-
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._tasks: dict[int, TaskID] = {}
-        self.text = ""
-
-    def show(self, key: int, name: str, completed: float, total: float | None) -> None:
-        if key not in self._tasks:
-            self._tasks[key] = self._bar.add_task(name, total=total)
-        self._bar.update(self._tasks[key], description=name, completed=completed, total=total)
-        self.text = f", {name} {completed:g}{'' if total is None else f' of {total:g}'}"
-
-    def hide(self, key: int) -> None:
-        if key in self._tasks:
-            self._bar.remove_task(self._tasks.pop(key))
-        self.text = ""
+def _line(task: Task) -> str:
+    if task.total is None:
+        return f"{task.description} ({task.elapsed or 0.0:.0f} s)"
+    left = "" if task.time_remaining is None else f", {task.time_remaining:.0f} s left"
+    return f"{task.description}: {task.completed:g} of {task.total:g}{left}"
 
 
 class _Sink(io.StringIO):
@@ -127,12 +110,13 @@ class _Sink(io.StringIO):
 
 
 @contextmanager
-def foreign_bars(display: Bars) -> Iterator[None]:
-    """Show every tqdm bar that starts in the block in our display, such as conversions of transformers and downloads
-    from the hub."""
+def foreign_bars(display: Progress) -> Iterator[None]:
+    """Show every tqdm bar that starts in the block as a task of a display, such as conversions of transformers and
+    downloads from the hub."""
     from tqdm.std import tqdm
 
     sink = _Sink()
+    tasks: dict[int, TaskID] = {}
     begin, close = tqdm.__init__, tqdm.close
 
     def begin_silently(bar: Any, *arguments: Any, **options: Any) -> None:
@@ -140,12 +124,16 @@ def foreign_bars(display: Bars) -> Iterator[None]:
         begin(bar, *arguments, **options)
 
     def show(bar: Any, msg: str | None = None, pos: int | None = None) -> bool:
-        display.show(id(bar), (bar.desc or "").rstrip(": "), bar.n, bar.total)
+        name = (bar.desc or "").rstrip(": ")
+        if id(bar) not in tasks:
+            tasks[id(bar)] = display.add_task(name, total=bar.total)
+        display.update(tasks[id(bar)], description=name, completed=bar.n, total=bar.total)
         return True
 
     def hide(bar: Any) -> None:
         close(bar)
-        display.hide(id(bar))
+        if id(bar) in tasks:
+            display.remove_task(tasks.pop(id(bar)))
 
     original = {name: getattr(tqdm, name) for name in ("__init__", "display", "close")}
     tqdm.__init__, tqdm.display, tqdm.close = begin_silently, show, hide
@@ -158,46 +146,24 @@ def foreign_bars(display: Bars) -> Iterator[None]:
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show the elapsed time of work of unknown length, and progress bars of other packages. Yields a function `note`,
-    which also sets the name of the stage."""
-    stage = what
-    started = time.monotonic()
+    """Show the elapsed time of work of unknown length. Yields a function `note`, which also sets the name of the
+    stage."""
+    with progress() as bar:
+        stage, task = what, bar.add_task(what, total=None)
 
-    def enter(text: str) -> None:
-        nonlocal stage
-        if text != stage:
-            note(text)
-        stage = text
-        bar.update(task, description=text)
+        def enter(text: str) -> None:
+            nonlocal stage
+            if text != stage:
+                note(text)
+            stage = text
+            bar.update(task, description=text)
 
-    def print_lines() -> None:
-        while not done.wait(SECONDS_PER_LINE):
-            note(f"{stage}{bars.text} ({time.monotonic() - started:.0f} s)")
-
-    done = threading.Event()
-    lines = threading.Thread(target=print_lines, name="progress lines", daemon=True)
-    with _display(Progress) as bar:
-        bars = Bars(bar)
-        task = bar.add_task(what, total=None)
-        if not notes.is_terminal:
-            lines.start()
-        try:
-            with foreign_bars(bars):
-                yield enter
-        finally:
-            done.set()
-            if lines.is_alive():
-                lines.join()
+        yield enter
 
 
 @contextmanager
 def steps(what: str, total: int | None) -> Iterator[Callable[[str], None]]:
-    """Show progress by steps, and progress bars of other packages. Yields a function to call after each step, with the
-    step's name."""
-    with progress() as bar, foreign_bars(Bars(bar)):
+    """Show progress by steps. Yields a function to call after each step, with the step's name."""
+    with progress() as bar:
         task = bar.add_task(what, total=total)
-
-        def step(text: str) -> None:
-            bar.update(task, advance=1, description=text)
-
-        yield step
+        yield lambda text: bar.update(task, advance=1, description=text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +10,7 @@ from pipeline.cli import output
 from pipeline.cli.options import (
     DEFAULT_MODEL,
     DEFAULT_PROFILE,
+    Data,
     Json,
     MaxNewTokens,
     Model,
@@ -35,9 +35,7 @@ def tune(
     model: Model = DEFAULT_MODEL,
     profile: Profile = DEFAULT_PROFILE,
     overrides: Set = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Prompts as JSON Lines; default: twelve built-in prompts.")
-    ] = None,
+    data: Data = None,
     limit: Annotated[int, limit_to("prompts")] = 6,
     max_new_tokens: MaxNewTokens = 96,
     as_json: Json = False,
@@ -99,21 +97,34 @@ def _show(
 ) -> None:
     import yaml
 
+    from pipeline.bench.report.report import interval_of
+
     output.table(
-        ["setting", "acceptance length", "tokens/s", "speedup against none"],
+        ["setting", "acceptance length", "tokens/s", "speedup against none", "95% interval"],
         [
-            (row.strategy, f"{row.acceptance_length:.2f}", f"{row.tokens_per_s:.1f}", f"{row.speedup or 0:.2f}")
+            (
+                row.strategy,
+                f"{row.acceptance_length:.2f}",
+                f"{row.tokens_per_s:.1f}",
+                f"{row.speedup:.2f}",
+                interval_of(row),
+            )
             for row in summary
         ],
     )
     output.say(f"Critical decoding length: {critical_len} draft tokens make a pass at most a tenth slower.")
     name = resolved.profile.name
     if max_draft_tokens is None:
-        output.say(f"No draft budget beat plain decoding; profile {name}: set drafting.strategy to none.")
+        output.say(
+            "No draft budget was faster than plain decoding beyond its interval. Measure more prompts with --limit, or "
+            f"set drafting.strategy of profile {name} to none."
+        )
     else:
         output.say(f"Profile {name}: set drafting.max_draft_tokens to {max_draft_tokens}.")
     if lookahead is None:
-        output.say("No window beat plain decoding; leave `window` out of drafting.sources.")
+        output.say(
+            "No window was faster than plain decoding beyond its interval; leave `window` out of drafting.sources."
+        )
     else:
         flow = yaml.safe_dump(lookahead.model_dump(), default_flow_style=True, sort_keys=False, width=1000).strip()
         output.say(f"Model {resolved.model.name}: set lookahead.{name} to {flow}")

@@ -36,10 +36,10 @@ class HuggingFaceBaseline:
         """Do nothing: prompt lookup uses only the request's own text."""
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
-        watch = _PassWatch(len(request.prompt_ids))
+        watch = _Watch()
         prompt_ids = torch.as_tensor(request.prompt_ids, dtype=torch.int64, device=self._model.device)[None]
-        with torch.inference_mode(), watch.on(self._model):
-            started = watch.started = time.perf_counter()
+        with torch.inference_mode(), self._model.register_forward_pre_hook(watch.count_input, with_kwargs=True):
+            started = time.perf_counter()
             output = self._model.generate(
                 prompt_ids,
                 attention_mask=torch.ones_like(prompt_ids),
@@ -48,42 +48,35 @@ class HuggingFaceBaseline:
                 eos_token_id=sorted(request.end_ids) or None,
                 pad_token_id=min(request.end_ids, default=0),
                 prompt_lookup_num_tokens=self._prompt_lookup_num_tokens,
+                streamer=watch,
             )
             output_ids = output[0, prompt_ids.shape[1] :].tolist()
             seconds = time.perf_counter() - started
-        lengths = watch.acceptance_lengths(len(output_ids))
-        return greedy_measurement(request, output_ids, lengths, watch.num_draft_tokens, seconds, watch.first_pass_s)
+        _, *lengths = watch.lengths
+        # Beside its drafts, the first pass has the prompt and every later one the last token.
+        num_drafts = watch.num_input_tokens - len(request.prompt_ids) - (len(lengths) - 1)
+        return greedy_measurement(request, output_ids, lengths, num_drafts, seconds, watch.first_token_at - started)
 
 
-class _PassWatch:
-    """Counts the forward passes of one `generate` call by a hook."""
+class _Watch:
+    """A streamer of `generate`, which sends it the prompt, and then the tokens of each pass, once they are on the CPU.
+    lengths: numbers of these tokens."""
 
-    def __init__(self, prompt_len: int) -> None:
-        self.num_passes = 0
-        self.num_draft_tokens = 0
-        self.first_pass_s = 0.0
-        self.started = 0.0
-        self._prompt_len = prompt_len
-        self._roots: list[int] = []
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        self.first_token_at = 0.0
+        self.num_input_tokens = 0
 
-    def on(self, model: Any) -> Any:
-        """Return a context manager in which passes are counted (the handle of the hook)."""
-        return model.register_forward_hook(self._count, with_kwargs=True)
+    def put(self, tokens: torch.Tensor) -> None:
+        if len(self.lengths) == 1:
+            self.first_token_at = time.perf_counter()
+        self.lengths.append(tokens.numel())
 
-    def acceptance_lengths(self, num_outputs: int) -> list[int]:
-        """Tokens emitted by each pass: from its root (the last token known before it) to the next pass's root."""
-        totals = [root + 1 - self._prompt_len for root in self._roots[1:]] + [num_outputs]
-        return [total - before for total, before in zip(totals, [0, *totals], strict=False)]
+    def end(self) -> None:
+        """The output has ended."""
 
-    def _count(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.num_passes == 0:
-            self.first_pass_s = time.perf_counter() - self.started
-        num_tokens = int(kwargs["input_ids"].shape[1])
-        num_cached = int(output.past_key_values.get_seq_length())
-        root = self._prompt_len - 1 if self.num_passes == 0 else num_cached - num_tokens
-        self._roots.append(root)
-        self.num_draft_tokens += num_cached - 1 - root
-        self.num_passes += 1
+    def count_input(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.num_input_tokens += int(options["input_ids"].shape[1])
 
 
 def load_baselines(
