@@ -176,7 +176,8 @@ def _check_pass(model: PreTrainedModel, dtype: Dtype, where: str) -> None:
             f"{where}: a pass has logits that are not finite in {dtype}. Correct config.json, for example "
             "multipliers and epsilons, or use a dtype with a wider range (--set model.dtype=float32)."
         )
-    stated, (_, heads, _, width) = kv_heads(model.config.get_text_config()), output.past_key_values.layers[0].keys.shape
+    cache = output.cache if "cache" in output else output.past_key_values  # the older name warns from 5.24 on
+    stated, (_, heads, _, width) = kv_heads(model.config.get_text_config()), cache.layers[0].keys.shape
     if stated != (heads, width):
         raise CheckpointError(
             f"{where}: num_key_value_heads and head_dim in config.json: found {stated[0]!r} and {stated[1]!r}; a "

@@ -36,7 +36,10 @@ TopK = Annotated[int | None, typer.Option("--top-k", help="Number of most probab
 TopP = Annotated[float | None, typer.Option("--top-p", help="Total probability of the tokens to sample from.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Sampling seed. The same seed gives the same text.")]
 System = Annotated[str | None, typer.Option("--system", help="System prompt for the chat template.")]
-Transport = Annotated[Literal["grpc", "http"], typer.Option("--protocol", help="Protocol of the requests.")]
+Transport = Annotated[
+    Literal["grpc", "http"] | None,
+    typer.Option("--protocol", help="Protocol of the requests; default: http for an http URL, else grpc."),
+]
 Url = Annotated[
     str | None,
     typer.Option(
@@ -60,13 +63,15 @@ def generate(
         bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")
     ] = False,
     system: System = None,
-    protocol: Transport = "grpc",
+    protocol: Transport = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Send one prompt to the running server and print the text as it arrives."""
     from pipeline.server.client import TextQuery
 
+    if system is not None and not chat_template:
+        raise RequestError("--system needs --chat, the model's chat template.")
     query = TextQuery(
         text_input=_piped_text() if prompt is None else prompt,
         max_tokens=max_tokens,
@@ -80,7 +85,7 @@ def generate(
         system_prompt=system,
         return_statistics=True,
     )
-    completion = _show(query, _url(url, protocol), protocol, quiet=as_json)
+    completion = _show(query, *_address(url, protocol), quiet=as_json)
     if as_json:
         output.print_json(
             {"text": completion.text, "finish_reason": completion.finish_reason, "statistics": completion.statistics}
@@ -97,13 +102,13 @@ def chat(
     top_p: TopP = None,
     seed: Seed = None,
     system: System = None,
-    protocol: Transport = "grpc",
+    protocol: Transport = None,
     url: Url = None,
 ) -> None:
     """Chat with the running server. An empty line or Ctrl-D ends the chat."""
     from pipeline.server.client import TextQuery
 
-    address = _url(url, protocol)
+    address = _address(url, protocol)
     messages = [] if system is None else [{"role": "system", "content": system}]
     while line := _next_line():
         messages.append({"role": "user", "content": line})
@@ -118,7 +123,7 @@ def chat(
             messages=json.dumps(messages),
             return_statistics=True,
         )
-        completion = _show(query, address, protocol)
+        completion = _show(query, *address)
         output.note(_summary(completion))
         messages.append({"role": "assistant", "content": completion.text})
 
@@ -230,14 +235,19 @@ def _summary(completion: Completion) -> str:
     )
 
 
-def _url(url: str | None, protocol: Literal["grpc", "http"]) -> str:
+def _address(url: str | None, protocol: Literal["grpc", "http"] | None) -> tuple[str, Literal["grpc", "http"]]:
+    """The URL and the protocol of the options; both may be left out."""
+    is_http = url is not None and url.startswith(("http://", "https://"))
+    if is_http and protocol == "grpc":
+        raise RequestError(f"--protocol grpc takes a --url such as localhost:8001; found {url}.")
+    protocol = protocol or ("http" if is_http else "grpc")
     if url is not None:
-        return url
+        return (url if is_http or protocol == "grpc" else f"http://{url}").rstrip("/"), protocol
     from pipeline.server.startup import run_dir
     from pipeline.server.state import require_server
 
     state = require_server(run_dir(places()), takes_url=True)
-    return state.grpc_url if protocol == "grpc" else state.http_url
+    return (state.grpc_url if protocol == "grpc" else state.http_url), protocol
 
 
 def _openai_url() -> str:

@@ -146,16 +146,16 @@ def foreign_bars(display: Progress) -> Iterator[None]:
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show the elapsed time of work of unknown length. Yields a function `note`, which also sets the name of the
-    stage."""
+    """Show the elapsed time of work of unknown length. Yields a function `note`, which also sets the name of the stage.
+    A text that begins with the last note and a colon is its progress: it gets no line of its own."""
     with progress() as bar:
-        stage, task = what, bar.add_task(what, total=None)
+        noted, task = what, bar.add_task(what, total=None)
 
         def enter(text: str) -> None:
-            nonlocal stage
-            if text != stage:
+            nonlocal noted
+            if text != noted and not text.startswith(f"{noted}: "):
                 note(text)
-            stage = text
+                noted = text
             bar.update(task, description=text)
 
         yield enter

@@ -55,7 +55,7 @@ def _find(name: str, folders: Iterable[Path], kind: str, other: str) -> Path:
         return path
     if kind == "model" and (path.is_dir() or (path.suffix.lower() == ".gguf" and path.is_file())):
         return path
-    if "/" in name or path.suffix.lower() in (".yaml", ".yml", ".gguf"):
+    if "/" in name or path.exists() or path.suffix.lower() in (".yaml", ".yml", ".gguf"):
         fault = "it is of another kind" if path.exists() else "the path does not exist"
         raise ConfigError(
             f"There is no {kind} '{name}': {fault}. Give a name of `lookahead {kind}s`, or {other.rstrip(',')}."

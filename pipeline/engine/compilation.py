@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.decoding.compile_cache import cache_path, is_complete, mark_complete
 
-COMPILING = "compiling the loops of drafting and of the CPU engine for this processor, once"
+COMPILING = "compiling the loops of drafting and of the CPU engine for this processor, once (about a minute)"
 
 
 def ensure_compiled(note: Callable[[str], None]) -> None:

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -21,8 +20,7 @@ from safetensors import SafetensorError
 from pipeline import cli
 from pipeline.cli.app import GROUPS, PANELS, PLUGINS, build_app, verb_name
 from pipeline.config.places import places
-from pipeline.errors import ConfigError, RequestError
-from pipeline.server.client import Completion, TextQuery
+from pipeline.errors import ConfigError
 from tests.patience import PATIENCE_S
 
 
@@ -99,60 +97,6 @@ def test_a_users_mistake_is_one_message_and_exit_2(capsys: pytest.CaptureFixture
     assert captured.out == ""
     assert captured.err.startswith("error: There is no model 'smolm2-135m'. Did you mean 'smollm2-135m'?")
     assert "Traceback" not in captured.err
-
-
-def test_a_prompt_that_is_not_utf8_is_one_message_and_exit_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for errors, sentence in (("strict", "Standard input is not UTF-8 text"), ("surrogateescape", "text_input holds")):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8", errors=errors))
-        assert run("generate", "--url", "127.0.0.1:1") == 2
-        assert capsys.readouterr().err.startswith(f"error: {sentence}")
-
-
-@pytest.fixture
-def answered(monkeypatch: pytest.MonkeyPatch) -> list[TextQuery]:
-    """Queries sent by `generate` and `chat`; each gets the text "yes"."""
-    queries: list[TextQuery] = []
-
-    def complete(query: TextQuery, *rest: object, on_text: Callable[[str], None]) -> Completion:
-        queries.append(query)
-        on_text("yes")
-        if query.text_input == "fails":
-            raise RequestError("the server has failed")
-        return Completion("yes", "length", None, 1.0, (1.0,))
-
-    monkeypatch.setattr("pipeline.server.client.complete", complete)
-    return queries
-
-
-def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(text))
-
-
-def test_a_piped_prompt_has_no_line_end(monkeypatch: pytest.MonkeyPatch, answered: list[TextQuery]) -> None:
-    for text in ("Hello", "Hello\n", "Hello\n\n"):
-        pipe(monkeypatch, text)
-        assert run("generate", "--url", "127.0.0.1:1") == 0
-    assert [query.text_input for query in answered] == ["Hello", "Hello", "Hello\n"]
-
-
-def test_an_error_after_some_text_begins_on_its_own_line(
-    answered: list[TextQuery], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("generate", "fails", "--url", "127.0.0.1:1") == 2
-    assert capsys.readouterr().out == "yes\n"
-
-
-def test_a_chat_over_a_pipe_has_answers_only_on_stdout(
-    monkeypatch: pytest.MonkeyPatch, answered: list[TextQuery], capsys: pytest.CaptureFixture[str]
-) -> None:
-    pipe(monkeypatch, "first\nsecond\n")
-    assert run("chat", "--url", "127.0.0.1:1") == 0
-    printed = capsys.readouterr()
-    assert printed.out == "yes\nyes\n"
-    assert "finish reason length" in printed.err
-    assert [message["role"] for message in json.loads(answered[1].messages or "")] == ["user", "assistant", "user"]
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])

@@ -61,6 +61,18 @@ def test_work_of_unknown_length_shows_its_stage_until_it_ends(stderr: io.StringI
     assert "\nconverting\n" in stderr.getvalue()
 
 
+def test_progress_of_a_stage_gets_no_line_of_its_own(stderr: io.StringIO) -> None:
+    with output.working("building") as note:
+        note("compiling")
+        note("compiling: 1 done")
+        while "compiling: 1 done (0 s)" not in stderr.getvalue():
+            pass
+        note("compiling: 2 done")
+        note("writing")
+    lines = stderr.getvalue().splitlines()
+    assert [line for line in lines if line and "(" not in line] == ["compiling", "writing"]
+
+
 def test_lines_end_with_work_that_fails(stderr: io.StringIO) -> None:
     def printing() -> bool:
         return any(thread.name == "progress lines" for thread in threading.enumerate())

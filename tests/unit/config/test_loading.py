@@ -86,8 +86,10 @@ def test_an_empty_name_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert faults_of(profile=" ").startswith("The name of the profile is empty.")
 
 
-def test_a_file_that_is_no_model_is_not_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_file_that_is_no_model_is_not_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")
+    assert "it is of another kind. Give a name of" in faults_of(model="model.safetensors")
     assert "it is of another kind. Give a name of" in faults_of(model=f"{tmp_path}/model.safetensors")
     assert "it is of another kind. Give a name of" in faults_of(profile=f"{tmp_path}/")
     assert "the path does not exist. Give a name of" in faults_of(model="./nothing")
