@@ -72,6 +72,7 @@ def progress() -> Iterator[Progress]:
         TimeRemainingColumn(),
         console=notes,
         transient=True,
+        disable=not notes.is_terminal,
     )
     done = threading.Event()
 

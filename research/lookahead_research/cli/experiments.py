@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -54,26 +55,23 @@ def experiments(
     from lookahead_research.known_outputs import load_replay_rows, require_vocabulary
     from pipeline.bench.report.results import require_writable
 
-    chosen = [_size("--sizes", part) for part in sizes.split(";")]
+    chosen, one = [_size("--sizes", part) for part in sizes.split(";")], _size("--rank-size", rank_size)
+    counts = sorted(numbers("--ranks", ranks, MOST_RANKS)) if ranks else []
     rows = load_replay_rows(outputs)[:limit]
     if model is None and (ranks or overrides):
         raise UserError("--ranks and --set need a model; name the model of the outputs with --model.")
-    if ranks and model is not None:
-        require_writable(out / "ranks.json")
-        counts, one = sorted(numbers("--ranks", ranks, MOST_RANKS)), _size("--rank-size", rank_size)
-        _run_ranks(rows, out, *_engine(model, profile, overrides), counts, one)
-        output.say(f"results are in {out}")
-        return
-    for name in ("decoding_length", "branch_length", "capacity", "lookahead"):
+    for name in ("ranks",) if ranks else ("decoding_length", "branch_length", "capacity", "lookahead"):
         require_writable(out / f"{name}.json")
     # Errors of the model come first, because the trie's experiments are slow.
     loaded = None if model is None else _engine(model, profile, overrides)
     if loaded is not None:
-        require_fit(chosen, loaded[0])
         require_vocabulary(rows, loaded[0].limits.vocab_size)
-    _run_trie(rows, out)
+    if not ranks:
+        if loaded is not None:
+            require_fit(chosen, loaded[0])
+        _run_trie(rows, out)
     if loaded is not None:
-        _run_lookahead(rows, out, *loaded, chosen)
+        _run_engine(rows, out, *loaded, chosen, counts, one)
     output.say(f"results are in {out}")
 
 
@@ -84,10 +82,7 @@ def _run_trie(rows: list[ReplayRow], out: Path) -> None:
 
     num_runs = len(RETRIEVALS) * (len(DECODING_LENGTHS) + len(BRANCH_LENGTHS)) + len(CAPACITIES)
     with output.steps("replaying", num_runs * len(rows)) as step:
-
-        def on_row() -> None:
-            step("replaying")
-
+        on_row = partial(step, "replaying")
         for name, lengths, label in (
             ("decoding_length", DECODING_LENGTHS, "decoding length (draft tokens per step)"),
             ("branch_length", BRANCH_LENGTHS, "branch length (longest drafted path)"),
@@ -100,49 +95,35 @@ def _run_trie(rows: list[ReplayRow], out: Path) -> None:
         plot_capacity(out / "capacity.png", found)
 
 
-def _run_lookahead(
+def _run_engine(
     rows: list[ReplayRow],
     out: Path,
     engine: Engine,
     resolved: ResolvedConfig,
     sizes: list[LookaheadConfig],
-) -> None:
-    from lookahead_research.experiment_plots import plot_compression
-    from lookahead_research.experiments import by_lookahead_sizes
-    from pipeline.bench.report.results import save_rows
-
-    found = []
-    with output.steps("generating", len(sizes) * len(rows)) as step:
-        chunk = resolved.profile.engine.prefill_chunk
-        for result in by_lookahead_sizes(rows, engine, sizes, chunk, lambda: step("generating")):
-            found.append(result)
-            save_rows(out / "lookahead.json", found)
-    plot_compression(out / "lookahead.png", found)
-    output.table(list(found[0]), [list(row.values()) for row in found])
-
-
-def _run_ranks(
-    rows: list[ReplayRow],
-    out: Path,
-    engine: Engine,
-    resolved: ResolvedConfig,
     ranks: list[int],
     one: LookaheadConfig,
 ) -> None:
-    from lookahead_research.experiment_plots import plot_ranks
-    from lookahead_research.parallel_experiment import by_ranks
+    """Measure the sizes, or instead the numbers of ranks if there are any. The file is updated after each."""
+    from lookahead_research.experiment_plots import plot_compression, plot_ranks
+    from lookahead_research.experiments import by_lookahead_sizes, by_ranks
     from pipeline.bench.report.results import save_rows
 
-    found: list[dict[str, Any]] = []
-    with output.steps("generating", len(ranks) * len(rows)) as step:
-        chunk = resolved.profile.engine.prefill_chunk
-        for result in by_ranks(rows, engine, one, ranks, chunk, lambda: step("generating")):
-            found.insert(0, result)
-            save_rows(out / "ranks.json", found)
-    plot_ranks(out / "ranks.png", found)
-    shown = ["ranks", "max_window_size", "max_ngram_size", "max_verification_set_size", "tokens_per_step"]
-    shown += ["tokens_per_rank", "steps", "step_compression", "identical", "outputs"]
-    output.table(shown, [[_short(row[name]) for name in shown] for row in found])
+    chunk, found = resolved.profile.engine.prefill_chunk, []
+    name, plot = ("ranks", plot_ranks) if ranks else ("lookahead", plot_compression)
+    with output.steps("generating", len(ranks or sizes) * len(rows)) as step:
+        on_row = partial(step, "generating")
+        for result in (
+            by_ranks(rows, engine, one, ranks, chunk, on_row)
+            if ranks
+            else by_lookahead_sizes(rows, engine, sizes, chunk, on_row)
+        ):
+            found.append(result)
+            save_rows(out / f"{name}.json", found)
+    plot(out / f"{name}.png", found)
+    output.table(
+        [name.replace("_", " ") for name in found[0]], [[_short(value) for value in row.values()] for row in found]
+    )
 
 
 def _engine(model: str, profile: str, overrides: list[str] | None) -> tuple[Engine, ResolvedConfig]:

@@ -43,6 +43,13 @@ def test_names_and_texts_are_printed_as_they_are(capsys: pytest.CaptureFixture[s
         assert text in printed.out
 
 
+def test_short_work_prints_nothing_without_a_terminal(stderr: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "SECONDS_PER_LINE", 10.0)
+    with output.working("building"), output.steps("comparing", 1) as step:
+        step("prompt")
+    assert stderr.getvalue() == ""
+
+
 def test_a_bar_shows_a_name_as_it_is() -> None:
     stream = io.StringIO()
     with output.progress() as bar:

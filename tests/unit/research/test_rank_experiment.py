@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lookahead_research.experiment_plots import plot_ranks
+from lookahead_research.experiments import by_ranks
 from lookahead_research.known_outputs import ReplayRow
-from lookahead_research.parallel_experiment import by_ranks
 
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import GenerationRequest
@@ -31,7 +31,7 @@ def rows() -> list[ReplayRow]:
 def test_more_ranks_take_fewer_steps_and_each_computes_less_than_all(tmp_path: Path) -> None:
     engine = TableEngine(EngineLimits(4, 256, 256, 128, VOCAB_SIZE))
     done: list[int] = []
-    found = list(by_ranks(rows(), engine, ONE, [1, 2, 4], 64, lambda: done.append(1)))[::-1]
+    found = list(by_ranks(rows(), engine, ONE, [1, 2, 4], 64, lambda: done.append(1)))
     assert [row["ranks"] for row in found] == [1, 2, 4]
     assert [row["max_window_size"] for row in found] == [3, 6, 12]
     assert [row["max_verification_set_size"] for row in found] == [3, 6, 12]
