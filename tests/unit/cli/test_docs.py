@@ -135,7 +135,7 @@ def test_a_request_on_a_page_names_a_path_and_fields_that_exist(line: str) -> No
     body = json.loads(option_values(words, "-d")[0])
     if path.startswith("/v1/"):
         assert path == "/v1/chat/completions"
-        assert set(body) <= {"model", "messages", "seed"}
+        assert set(body) <= {"model", "messages", "seed", "max_tokens"}
         return
     model, verb = re.fullmatch(r"/v2/models/(\w+)/(\w+)", path).groups()  # type: ignore[union-attr]
     assert (model, verb) in {("lookahead_bls", "generate"), ("lookahead_bls", "generate_stream")}
