@@ -31,10 +31,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List the decisions in the navigation, so that a new one needs no entry in mkdocs.yml."""
+    """List the decisions below "Explanation", so that a new one needs no entry in mkdocs.yml."""
     decisions = sorted(path.relative_to(DOCS).as_posix() for path in (DOCS / "decisions").glob("*.md"))
     assert config.nav is not None
-    config.nav.append({"Decisions": decisions})
+    sections = next(entry["Explanation"] for entry in config.nav if "Explanation" in entry)
+    sections.append({"Decisions": decisions})
     return config
 
 
@@ -80,16 +81,24 @@ def command_sections(name: str, command: click.Command) -> Iterator[list[str]]:
     lines = [f"### `{name}`", "", (command.help or "").strip(), ""]
     options = [parameter for parameter in command.params if parameter.name != "help"]
     if options:
-        lines += ["| option | meaning |", "| --- | --- |"]
-        lines += [f"| {names_of(option)} | {cell(getattr(option, 'help', None) or '')} |" for option in options]
+        lines += ["| option | default | meaning |", "| --- | --- | --- |"]
+        for option in options:
+            meaning = cell(getattr(option, "help", None) or "")
+            lines.append(f"| {names_of(option)} | {default_of(option)} | {meaning} |")
     yield [*lines, ""]
+
+
+def default_of(option: click.Parameter) -> str:
+    """An option's default; empty for switches, and where the help text explains it."""
+    value = option.default
+    return f"`{value}`" if type(value) in (str, int, float) else ""
 
 
 def names_of(option: click.Parameter) -> str:
     """The spellings of an option, or the name of an argument."""
     if option.param_type_name == "argument":
         return f"`{(option.name or '').upper()}`"
-    return " ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    return ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
 
 
 def configuration_page() -> str:
@@ -117,14 +126,17 @@ def schema_tables(schema: dict[str, Any], definitions: dict[str, Any]) -> Iterat
 def schema_table(schema: dict[str, Any]) -> Iterator[str]:
     yield from ("| key | type | default | meaning |", "| --- | --- | --- | --- |")
     for key, entry in schema.get("properties", {}).items():
-        default = f"`{entry['default']}`" if "default" in entry else ""
+        # The parts of a section have their own tables.
+        plain = "default" in entry and not isinstance(entry["default"], dict | list)
+        default = f"`{json.dumps(entry['default'])}`" if plain else ""
         yield f"| `{key}` | {cell(type_of(entry))} | {cell(default)} | {cell(entry.get('description', ''))} |"
 
 
 def type_of(entry: dict[str, Any]) -> str:
-    """A schema entry's type in words; named parts by their name."""
+    """A schema entry's type in words; named parts by a link to their table."""
     if "$ref" in entry:
-        return str(entry["$ref"]).rsplit("/", 1)[-1]
+        name = str(entry["$ref"]).rsplit("/", 1)[-1]
+        return f"[{name}](#{name.lower()})"
     if "enum" in entry:
         return ", ".join(map(str, entry["enum"]))
     if "const" in entry:
