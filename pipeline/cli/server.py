@@ -111,13 +111,13 @@ def stop(
 
 def status(as_json: Json = False) -> None:
     """Print what is served and its counters. Exit code 2 if nothing is running."""
-    from pipeline.dynamo.fleet import find_ended, find_replicas, openai_url
+    from pipeline.dynamo.fleet import find_ended, openai_url
     from pipeline.server.figures import read_figures
     from pipeline.server.log import LOG, crash_log, kept_log
     from pipeline.server.processes import seconds_since_start
     from pipeline.server.service import find_services
     from pipeline.server.startup import run_dir
-    from pipeline.server.state import find_server, is_ready
+    from pipeline.server.state import find_replicas, find_server, is_ready
 
     folder = run_dir(places())
     state = find_server(folder)
@@ -131,8 +131,8 @@ def status(as_json: Json = False) -> None:
         raise typer.Exit(2)
     ready = is_ready(state)
     log = kept_log(folder)
-    url, services, replicas = openai_url(folder), find_services(folder), find_replicas(folder)
-    replicas.pop(1, None)
+    url, services = openai_url(folder), find_services(folder)
+    replicas = {n: each for n, each in find_replicas(folder).items() if each.server_id != state.server_id}
     serving = [*([state] if ready else []), *filter(is_ready, replicas.values())]
     # Behind a gateway, the first server's page has the metrics of all.
     pages = serving[:1] if state.gateway_id else serving

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,21 +19,30 @@ import httpx
 from pydantic import ValidationError
 
 from pipeline.config.places import Places
-from pipeline.dynamo.fleet import Fleet, find_replicas, replica_dir, start_fleet, stop_fleet
+from pipeline.dynamo.fleet import Fleet, start_fleet, stop_fleet
 from pipeline.engine.backend import Note
-from pipeline.engine.command import Listening, Ports
 from pipeline.errors import ServerError
 from pipeline.files import write_whole
 from pipeline.gateway.spec import TRITON_KEY_HEADER, GatewaySpec, GatewayStatus, status_path
 from pipeline.repository.names import FRONT_MODEL
-from pipeline.server.gateway import deployment_spec, spec_path
+from pipeline.server.companions import changing_state
+from pipeline.server.gateway import deployment_spec, spec_path, triton_of
 from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.ports import LOOPBACK
 from pipeline.server.server import HANDOVER
 from pipeline.server.service import ServiceState, find_service
 from pipeline.server.slots import free_dir, locked, serving_dir, set_serving
 from pipeline.server.startup import PreparedServer, fits_beside
-from pipeline.server.state import GATEWAY, SERVICES, STATE, ServerState, require_server, service_state_path
+from pipeline.server.state import (
+    GATEWAY,
+    SERVICES,
+    STATE,
+    ServerState,
+    find_replicas,
+    replica_dir,
+    require_server,
+    service_state_path,
+)
 from pipeline.server.switch import switch_server
 from pipeline.triton_models.handover import hand_over
 
@@ -136,30 +145,35 @@ def _redirect_gateway(old: ServerState, fleet: Fleet, after: PreparedServer, bas
     """Switch the gateway and the state files to the new servers. Raises ServerError if the gateway does not switch."""
     new, path = fleet.state, spec_path(new_dir)
     spec = GatewaySpec.model_validate_json(path.read_bytes())
-    triton = Listening(LOOPBACK, LOOPBACK, Ports(new.http_port, new.grpc_port, new.metrics_port), new.triton_key)
     profile = after.resolved.profile
     repository, name, max_seq_len = after.repository.folder, after.resolved.model.name, profile.engine.max_seq_len
-    replicas = [server.state for server in fleet.servers[1:]]
-    deployment = deployment_spec(repository, profile.server, triton, name, max_seq_len, fleet.front_end_port, replicas)
+    states = [server.state for server in fleet.servers]
+    tritons = list(map(triton_of, states))
+    deployment = deployment_spec(repository, profile.server, tritons, name, max_seq_len, fleet.front_end_port)
     gateway_path = service_state_path(new_dir, GATEWAY)
     gateway = ServiceState.model_validate_json(gateway_path.read_bytes())
     address = {name: getattr(old, name) for name in ("host", "http_port", "grpc_port", "metrics_port", "gateway_id")}
     state = new.model_copy(update=address)
     try:
         write_whole(path, spec.model_copy(update={"deployment": deployment}).model_dump_json(), private=True)
-        _wait(lambda: _status(new_dir).triton_http == deployment.triton_http, _FOLLOW_S)
-        write_whole(gateway_path, gateway.model_copy(update={"ends_with": new.server_id}).model_dump_json() + "\n")
+        _wait(lambda: _status(new_dir).triton_http == tritons[0].http, _FOLLOW_S)
+        _end_gateway_with(gateway_path, [state.server_id for state in states])
         write_whole(new_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
         fleet.servers[0].state = state
         set_serving(base, new_dir)
     except BaseException as error:
-        write_whole(gateway_path, gateway.model_dump_json() + "\n")
+        _end_gateway_with(gateway_path, gateway.ends_with)
         write_whole(path, spec.model_dump_json(), private=True)
         if isinstance(error, TimeoutError):
             raise ServerError("The gateway did not switch to the new server; the old one still serves.") from error
         with suppress(TimeoutError):  # the gateway must leave the new server before it stops
-            _wait(lambda: _status(new_dir).triton_http == spec.deployment.triton_http, _FOLLOW_S)
+            _wait(lambda: _status(new_dir).triton_http == spec.deployment.tritons[0].http, _FOLLOW_S)
         raise
+
+
+def _end_gateway_with(path: Path, server_ids: Sequence[str]) -> None:
+    with changing_state(path) as state:
+        state["ends_with"] = list(server_ids)
 
 
 def _status(folder: Path) -> GatewayStatus:

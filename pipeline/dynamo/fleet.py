@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from pipeline.dynamo.spec import FILE_KV
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.server.failure import passing_failure
-from pipeline.server.gateway import OPENAI, add_replicas
+from pipeline.server.gateway import OPENAI, set_replicas
 from pipeline.server.ports import LOOPBACK, choose_ports
 from pipeline.server.server import ATTEMPTS, RunningServer, stop_server
 from pipeline.server.service import (
@@ -39,9 +40,11 @@ from pipeline.server.service import (
     wait_until_ready,
 )
 from pipeline.server.startup import PreparedServer, launch
-from pipeline.server.state import GATEWAY, SERVICES, ServerState, find_server, reachable, require_server
+from pipeline.server.state import GATEWAY, SERVICES, ServerState, find_own, reachable, replica_dir, require_server
 
 _POLL_S = 0.2
+# Time for the guard of a server to end after its gateway.
+_LEAD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +64,21 @@ class Fleet:
         """Block until the fleet cannot serve any more, and return the process whose end is the reason. note: called for
         each other process that ends.
 
-        The fleet needs the first server, because of its gateway, the front end, and one worker. A worker whose server
-        has ended uses the others."""
-        ended: list[RunningServer | RunningService] = []
+        The fleet needs its gateway, its front end, one server and one worker. A worker whose server has ended uses the
+        others."""
+        gateway = [server.gateway for server in self.servers if server.gateway is not None]
+        front_end = [service for service in self.services if service.name == FRONT_END]
         workers = [service for service in self.services if service.name != FRONT_END]
+        groups: list[Sequence[RunningServer | RunningService]] = [self.servers, gateway, front_end, workers]
+        ended: list[RunningServer | RunningService] = []
         while True:
-            for running in [each for each in self.running if each not in ended and each.poll() is not None]:
+            members = [each for group in groups for each in group if each not in ended]
+            for running in [each for each in members if each.poll() is not None]:
                 ended.append(running)
-                can_end = running in self.servers[1:] or running in workers
-                if not can_end or all(worker in ended for worker in workers):
-                    return running
+                if any(group and all(each in ended for each in group) for group in groups):
+                    # The guard of the last server ends the gateway first, then itself.
+                    last = [each for each in self.servers if running in gateway and each not in ended]
+                    return next((server for server in last if server.has_triton_ended(_LEAD_S)), running)
                 note(f"{running.name} ended and does not start again; the others serve on. Log: {running.log_path}")
             time.sleep(_POLL_S)
 
@@ -129,13 +137,14 @@ def start_fleet(
                     replica_dir(run_dir, number),
                     with_openai=first and not join,
                     with_gateway=first and not beside,
+                    fleet_dir=run_dir,
                     verbose=verbose,
                     note=note,
                 )
                 fleet.servers.append(running)
             states = [running.state for running in fleet.servers]
             if server.gateway.enabled and not beside and len(states) > 1:
-                add_replicas(run_dir, states[1:])
+                set_replicas(run_dir, states)
             for number in range(1, server.replicas + 1):
                 _start(fleet, worker_service(number, served.resolved, states, card, run_dir), run_dir)
             if not join:
@@ -187,23 +196,10 @@ def with_server(resolved: ResolvedConfig, **settings: object) -> ResolvedConfig:
     return resolved.model_copy(update={"profile": profile})
 
 
-def replica_dir(run_dir: Path, number: int) -> Path:
-    """Run folder of a Triton server. number: counted from 1; the first server uses run_dir itself."""
-    return run_dir if number == 1 else run_dir / f"replica-{number}"
-
-
-def find_replicas(run_dir: Path) -> dict[int, ServerState]:
-    """States of the running Triton servers by their numbers, in order."""
-    names = [folder.name.removeprefix("replica-") for folder in run_dir.glob("replica-*")]
-    numbers = sorted([1, *(int(name) for name in names if name.isdecimal())])
-    states = {number: find_server(replica_dir(run_dir, number)) for number in numbers}
-    return {number: state for number, state in states.items() if state is not None}
-
-
 def find_ended(run_dir: Path, replicas: int) -> list[str]:
     """Names of the Triton servers and workers of a fleet that do not run. replicas: number of servers at its start."""
     numbers = range(1, replicas + 1)
-    servers = [f"replica {number}" for number in numbers if find_server(replica_dir(run_dir, number)) is None]
+    servers = [f"replica {number}" for number in numbers if find_own(replica_dir(run_dir, number)) is None]
     workers = [f"{WORKER}-{number}" for number in numbers]
     return servers + [name for name in workers if find_service(run_dir / SERVICES / name) is None]
 
@@ -235,13 +231,14 @@ def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
 
 
 def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
-    """Stop all processes of a run folder. drain: let running requests finish first. Returns the state of the first
-    Triton server that was stopped; None if none ran."""
+    """Stop all processes of a run folder. drain: let running requests finish first. Returns the state of a Triton
+    server that was stopped; None if none ran."""
     stop_service(run_dir, FRONT_END, drain)
     for state in find_services(run_dir):
-        if state.name != GATEWAY:  # the gateway ends with its Triton server
+        if state.name != GATEWAY:  # the gateway ends with the last Triton server
             stop_service(run_dir, state.name, drain)
-    stopped = [stop_server(folder, drain) for folder in (run_dir, *sorted(run_dir.glob("replica-*")))]
+    # The first server last, because it ends the gateway.
+    stopped = [stop_server(folder, drain) for folder in (*sorted(run_dir.glob("replica-*")), run_dir)]
     return next((state for state in stopped if state is not None), None)
 
 

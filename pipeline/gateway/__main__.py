@@ -65,7 +65,7 @@ async def _follow_spec(deployments: Deployments, spec_path: Path) -> None:
                     deployments.exchange(wanted)
         await deployments.close_idle()
         now = GatewayStatus(
-            triton_http=deployments.current.spec.triton_http, num_running_earlier=deployments.num_running_earlier
+            triton_http=deployments.current.spec.tritons[0].http, num_running_earlier=deployments.num_running_earlier
         )
         if now != status:
             with suppress(OSError):  # a full disk may have room later

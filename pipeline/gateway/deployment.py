@@ -5,32 +5,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
 from pipeline.gateway.input_types import Types
-from pipeline.gateway.spec import TRITON_GRPC_KEY, TRITON_KEY_HEADER, DeploymentSpec
+from pipeline.gateway.spec import TRITON_GRPC_KEY, TRITON_KEY_HEADER, DeploymentSpec, TritonSpec
 from pipeline.gateway.upstream import Upstream
+
+_UNDECIDED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonGrpc:
+    """gRPC access to a Triton server. metadata: sent with every call."""
+
+    channel: grpc.aio.Channel
+    stub: Any
+    metadata: tuple[tuple[str, str], ...]
 
 
 @dataclass(slots=True)
 class Deployment:
-    """A Triton server and the OpenAI front end that uses it. channel, stub, metadata: gRPC access to Triton.
-    known_types: cached datatypes of inputs, by model. num_running: running requests. num_streams: open gRPC streams,
-    also those without running requests."""
+    """Triton servers and the OpenAI front end that uses them. http, grpc: access to each Triton server. known_types:
+    cached datatypes of inputs, by model. num_running: running requests. num_streams: open gRPC streams, also those
+    without running requests."""
 
     spec: DeploymentSpec
-    triton: Upstream
+    http: tuple[Upstream, ...]
+    grpc: tuple[TritonGrpc, ...]
     openai: Upstream | None
-    channel: grpc.aio.Channel
-    stub: Any
-    metadata: tuple[tuple[str, str], ...]
-    known_types: dict[str, Types]
+    known_types: dict[str, Types] = field(default_factory=dict)
     num_running: int = 0
     num_streams: int = 0
+
+    async def triton(self) -> TritonGrpc:
+        """The first Triton server that can be reached over gRPC; the first of all if none can."""
+        for each in self.grpc if len(self.grpc) > 1 else ():
+            while (state := each.channel.get_state(try_to_connect=True)) in _UNDECIDED:
+                await each.channel.wait_for_state_change(state)
+            if state is grpc.ChannelConnectivity.READY:
+                return each
+        return self.grpc[0]
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -40,6 +58,10 @@ class Deployment:
             yield
         finally:
             self.num_running -= 1
+
+    async def close(self) -> None:
+        for each in self.grpc:
+            await each.channel.close()
 
 
 class Deployments:
@@ -64,24 +86,26 @@ class Deployments:
         without notice to the clients."""
         for deployment in [each for each in self._earlier if not (each.num_running or each.num_streams)]:
             self._earlier.remove(deployment)
-            await deployment.channel.close()
+            await deployment.close()
 
     async def close(self) -> None:
         for deployment in (*self._earlier, self.current):
-            await deployment.channel.close()
+            await deployment.close()
 
 
 def create_deployment(spec: DeploymentSpec) -> Deployment:
-    channel = grpc.aio.insecure_channel(spec.triton_grpc, options=_channel_options())
     return Deployment(
         spec,
-        Upstream(spec.triton_http, {TRITON_KEY_HEADER: spec.triton_key}),
+        tuple(Upstream(triton.http, {TRITON_KEY_HEADER: triton.key}) for triton in spec.tritons),
+        tuple(map(_grpc_of, spec.tritons)),
         None if spec.openai_http is None else Upstream(spec.openai_http, {}),
-        channel,
-        service_pb2_grpc.GRPCInferenceServiceStub(channel),
-        ((TRITON_GRPC_KEY, spec.triton_key),),
-        {},
     )
+
+
+def _grpc_of(triton: TritonSpec) -> TritonGrpc:
+    channel = grpc.aio.insecure_channel(triton.grpc, options=_channel_options())
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    return TritonGrpc(channel, stub, ((TRITON_GRPC_KEY, triton.key),))
 
 
 def _channel_options() -> list[tuple[str, int]]:

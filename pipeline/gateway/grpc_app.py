@@ -82,16 +82,15 @@ class GrpcGateway:
         deployment = self._deployments.current
         if (model := getattr(request, "name", None)) is not None:
             _require_public(model, deployment)
-        return await self._passed(
-            getattr(deployment.stub, name)(request, metadata=deployment.metadata, timeout=_SHORT_S)
-        )
+        triton = await deployment.triton()
+        return await self._passed(getattr(triton.stub, name)(request, metadata=triton.metadata, timeout=_SHORT_S))
 
     async def _infer(self, request: Any, context: Any) -> Any:
         async with _refused(context):
             tenant, deployment = self._tenant(context), self._deployments.current
             with self._admitted(request, tenant, deployment):
-                timeout_s = self._timeout_s(context)
-                call = deployment.stub.ModelInfer(request, metadata=deployment.metadata, timeout=timeout_s)
+                timeout_s, triton = self._timeout_s(context), await deployment.triton()
+                call = triton.stub.ModelInfer(request, metadata=triton.metadata, timeout=timeout_s)
                 answer = await self._passed(call)
                 answer.id = answer.id.removeprefix(tenant.prefix)
                 return answer
@@ -140,12 +139,15 @@ class GrpcGateway:
             if last.deployment is self._deployments.current:
                 return last
             await last.finish()
+        while True:
+            deployment = self._deployments.current
+            triton = await deployment.triton()
+            if deployment is self._deployments.current:
+                break
         # No await between here and the request's entry in `open`: a call that fails closes the requests in `open`.
-        deployment = self._deployments.current
         # No deadline: at the client's deadline the client's stream ends, and `end_stream` ends the call without a
         # cancellation.
-        rpc = deployment.stub.ModelStreamInfer(metadata=deployment.metadata)
-        call = Call(deployment, rpc)
+        call = Call(deployment, triton, triton.stub.ModelStreamInfer(metadata=triton.metadata))
         deployment.num_streams += 1
         stream.calls.append(call)
         stream.receiving.append(asyncio.ensure_future(self._receive(stream, call, tenant)))

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.gateway.deployment import Deployment
+from pipeline.gateway.deployment import Deployment, TritonGrpc
 from pipeline.gateway.refusal import Refusal
 
 # Input of a request that stops the requests with the same id.
@@ -41,6 +41,7 @@ class Call:
     oldest first. is_done: whether it takes no further requests."""
 
     deployment: Deployment
+    triton: TritonGrpc
     rpc: Any
     open: deque[OpenRequest] = field(default_factory=deque)
     is_done: bool = False
@@ -62,7 +63,7 @@ class Call:
         (https://github.com/triton-inference-server/server/issues/8034)."""
         stops = [request.stop for request in self.open if request.stop is not None]
         if stops:
-            answers = self.deployment.stub.ModelStreamInfer(stops, metadata=self.deployment.metadata, timeout=_CLOSE_S)
+            answers = self.triton.stub.ModelStreamInfer(stops, metadata=self.triton.metadata, timeout=_CLOSE_S)
             with suppress(grpc.aio.AioRpcError):
                 async for _ in answers:
                     pass

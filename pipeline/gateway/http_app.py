@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
@@ -102,7 +103,7 @@ class HttpGateway:
             routes += [self._get(base, self._metadata), self._get(f"{base}/ready", self._health)]
             routes += [Route(f"{base}/{verb}", Handler("triton", self._model, _POST)) for verb in _VERBS]
         if self._spec.openai_port is not None:
-            routes.append(self._get(_HEALTH, self._health))
+            routes.append(self._get(_HEALTH, self._openai_health))
             routes += [Route(path, Handler("openai", self._completion, _POST)) for path in _OPENAI_POSTS]
             routes += [
                 Route(path, Handler("openai", self._models, _GET))
@@ -121,26 +122,39 @@ class HttpGateway:
     async def _health(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         deployment = self._deployments.current
         path = "/v2/health/live" if request.url.path.endswith("/live") else _path(request, deployment, "/ready")
-        try:
-            status, _ = await self._ask(deployment.triton, path, request_id)
-            if status == 200 and request.url.path == _HEALTH:
-                path = f"/v1/models/{deployment.spec.model}"
-                status, _ = await self._ask(_openai(deployment), path, request_id)
-                status = 503 if status == 404 else status  # no worker yet
-        except Refusal as refusal:
-            status = refusal.status
-        await answer.start(status if status < 500 else 503, {"content-length": "0"})
+        status = await self._status(deployment.http, path, request_id)
+        await answer.start(status, {"content-length": "0"})
         await answer.end()
+
+    async def _openai_health(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
+        """Readiness of the front end and of any Triton server: its workers use each that is ready."""
+        deployment = self._deployments.current
+        status = 503
+        for triton in deployment.http:
+            if (status := await self._status([triton], "/v2/health/ready", request_id)) == 200:
+                status = await self._status([_openai(deployment)], f"/v1/models/{deployment.spec.model}", request_id)
+                status = 503 if status == 404 else status  # no worker yet
+                break
+        await answer.start(status, {"content-length": "0"})
+        await answer.end()
+
+    async def _status(self, targets: Sequence[Upstream], path: str, request_id: str) -> int:
+        """Status of the response to a request of the gateway; 503 for an error of the server."""
+        with suppress(Refusal):
+            status, _ = await self._ask(targets, path, request_id)
+            return status if status < 500 else 503
+        return 503
 
     async def _metadata(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         self._tenant(request)
         deployment = self._deployments.current
         path = _path(request, deployment, "")
-        await self._pass_on(request, answer, Onward(deployment.triton, "GET", path, b"", {}, _SHORT_S, request_id))
+        await self._pass_on(request, answer, Onward(deployment.http, "GET", path, b"", {}, _SHORT_S, request_id))
 
     async def _metrics(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         spec = self._deployments.current.spec
-        page = await metrics_page(spec.triton_metrics, lambda server: self._ask(server, "/metrics", request_id))
+        servers = [triton.metrics for triton in spec.tritons]
+        page = await metrics_page(servers, lambda server: self._ask([server], "/metrics", request_id))
         await _send(answer, page, {"content-type": "text/plain; charset=utf-8"})
 
     async def _openapi(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
@@ -163,7 +177,7 @@ class HttpGateway:
                     headers |= {"content-type": "application/octet-stream", HEADER_LENGTH: str(checked.header_length)}
             else:
                 checked = checked_generate(body, tenant, types)
-            onward = Onward(deployment.triton, "POST", path, checked.body, headers, timeout_s, request_id)
+            onward = Onward(deployment.http, "POST", path, checked.body, headers, timeout_s, request_id)
             with self._tenants.admit(tenant, len(body), checked.max_tokens, deployment.spec.max_seq_len):
                 to_client = RewritingResponder(answer, own_id(tenant)) if tenant.prefix else answer
                 await self._pass_on(request, to_client, onward)
@@ -171,15 +185,15 @@ class HttpGateway:
     async def _types(self, deployment: Deployment, model: str, request_id: str) -> Types:
         """Datatypes of a model's inputs, cached."""
         if model not in deployment.known_types:
-            status, body = await self._ask(deployment.triton, f"/v2/models/{model}", request_id)
+            status, body = await self._ask(deployment.http, f"/v2/models/{model}", request_id)
             if status != 200:
                 raise unavailable()
             deployment.known_types[model] = types_of(parse_json(body))
         return deployment.known_types[model]
 
-    async def _ask(self, target: Upstream, path: str, request_id: str) -> tuple[int, bytes]:
+    async def _ask(self, targets: Sequence[Upstream], path: str, request_id: str) -> tuple[int, bytes]:
         """Status and body of the response to a request of the gateway. Raises Refusal (503) if there is none."""
-        onward = Onward(target, "GET", path, b"", {}, _SHORT_S, request_id)
+        onward = Onward(targets, "GET", path, b"", {}, _SHORT_S, request_id)
         try:
             with anyio.fail_after(onward.timeout_s):
                 async with self._transport(onward) as response:
@@ -201,9 +215,9 @@ class HttpGateway:
         renderer = None
         if endpoint == "chat":
             model = f"/v2/models/{deployment.spec.tenant_models[0]}/generate"
-            renderer = Onward(deployment.triton, "POST", model, b"", _JSON, _SHORT_S, request_id)
+            renderer = Onward(deployment.http, "POST", model, b"", _JSON, _SHORT_S, request_id)
         first = Onward(
-            *(_openai(deployment), "POST", path, b"", headers, timeout_s, request_id, _PATIENCE_S),
+            *([_openai(deployment)], "POST", path, b"", headers, timeout_s, request_id, _PATIENCE_S),
             is_served=is_served,
             renderer=renderer,
             folds=checked.folds,
@@ -228,7 +242,7 @@ class HttpGateway:
         if not all(_NAME.fullmatch(name) for name in names):
             raise unknown_model("/".join(names))
         path, target = "/".join(["/v1/models", *names]), _openai(self._deployments.current)
-        await self._pass_on(request, answer, Onward(target, "GET", path, b"", {}, _SHORT_S, request_id))
+        await self._pass_on(request, answer, Onward([target], "GET", path, b"", {}, _SHORT_S, request_id))
 
     async def _pass_on(self, request: Request, answer: Responder, onward: Onward) -> None:
         await forward(self._transport, onward, request.receive, answer)

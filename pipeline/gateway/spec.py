@@ -14,13 +14,22 @@ TRITON_KEY_HEADER = "lookahead-key"
 TRITON_GRPC_KEY = f"triton-grpc-protocol-{TRITON_KEY_HEADER}"
 
 
+class TritonSpec(Frozen):
+    """A Triton server behind the gateway."""
+
+    http: str = Field(description="host:port of its HTTP interface.")
+    grpc: str = Field(description="host:port of its gRPC interface.")
+    metrics: str = Field(description="host:port of its metrics.")
+    key: str = Field(description="Value of TRITON_KEY_HEADER that it requires.")
+
+
 class DeploymentSpec(Frozen):
     """The servers behind the gateway. They can be exchanged while the gateway serves."""
 
-    triton_http: str = Field(description="host:port of Triton's HTTP interface.")
-    triton_grpc: str = Field(description="host:port of Triton's gRPC interface.")
-    triton_metrics: tuple[str, ...] = Field(description="host:port of the metrics of each Triton server.")
-    triton_key: str = Field(description="Value of TRITON_KEY_HEADER that Triton requires.")
+    tritons: tuple[TritonSpec, ...] = Field(
+        min_length=1,
+        description="Triton servers. Requests for Triton go to the first one that can be reached.",
+    )
     openai_http: str | None = Field(description="host:port of the OpenAI front end; None without an OpenAI API.")
     model: str = Field(description="Name of the model that the OpenAI front end serves.")
     public_models: tuple[str, ...] = Field(description="Triton models that clients may call.")
@@ -46,7 +55,7 @@ class GatewaySpec(Frozen):
 class GatewayStatus(Frozen):
     """Status of the gateway, which it writes to a file beside its spec at every change."""
 
-    triton_http: str = Field(description="host:port of the Triton server that receives new requests.")
+    triton_http: str = Field(description="host:port of the first Triton server for new requests.")
     num_running_earlier: int = Field(description="Number of requests that run on earlier servers.")
 
 

@@ -6,7 +6,7 @@ A request with httpx takes more than a millisecond of processor time, with this 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
@@ -33,13 +33,14 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """A request to forward. timeout_s: time limit in total. patience_s: time for retries while the front end cannot
-    reach a worker; no worker has received the request then. is_served: whether the front end serves the requested
-    model, so that 404 means that it has no worker at the moment. renderer: template, without a body, of the request to
-    the Triton model that reports why the chat template refuses a conversation; None without a conversation. folds:
-    whether the response is a stream that the client receives as a whole."""
+    """A request to forward. targets: the first one that accepts a connection gets it. timeout_s: time limit in total.
+    patience_s: time for retries while the front end cannot reach a worker; no worker has received the request then.
+    is_served: whether the front end serves the requested model, so that 404 means that it has no worker at the moment.
+    renderer: template, without a body, of the request to the Triton model that reports why the chat template refuses a
+    conversation; None without a conversation. folds: whether the response is a stream that the client receives as a
+    whole."""
 
-    target: Upstream
+    targets: Sequence[Upstream]
     method: str
     path: str
     body: bytes
@@ -73,10 +74,9 @@ async def request(onward: Onward) -> AsyncGenerator[Response, None]:
     Connections are not reused: a Triton that is shutting down waits for idle connections before it finalizes its
     models, so it would be killed before they have saved their learned state."""
     connection = h11.Connection(h11.CLIENT)
-    sent = _sent(connection, onward)
-    reader, writer = await _connect(onward.target.address)
+    target, reader, writer = await _connected(onward.targets)
     try:
-        writer.write(sent)
+        writer.write(_sent(connection, onward, target))
         head = await _next_event(connection, reader)
         if not isinstance(head, h11.Response):
             raise Unreachable(f"not a response: {head!r}")
@@ -86,8 +86,8 @@ async def request(onward: Onward) -> AsyncGenerator[Response, None]:
         writer.transport.abort()  # close would wait until the server has received the whole request
 
 
-def _sent(connection: h11.Connection, onward: Onward) -> bytes:
-    headers = {"host": onward.target.address, **onward.headers, **onward.target.headers}
+def _sent(connection: h11.Connection, onward: Onward, target: Upstream) -> bytes:
+    headers = {"host": target.address, **onward.headers, **target.headers}
     headers |= {"x-request-id": onward.request_id, "content-length": str(len(onward.body))}
     head = connection.send(h11.Request(method=onward.method, target=onward.path, headers=list(headers.items())))
     body = connection.send(h11.Data(data=onward.body))
@@ -109,10 +109,14 @@ async def _next_event(connection: h11.Connection, reader: asyncio.StreamReader) 
     return event
 
 
-async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = address.rpartition(":")
-    try:
-        with anyio.fail_after(_CONNECT_TIMEOUT_S):
-            return await asyncio.open_connection(host, int(port))
-    except (OSError, TimeoutError) as error:
-        raise Unreachable(f"{address}: {error!r}") from error
+async def _connected(targets: Sequence[Upstream]) -> tuple[Upstream, asyncio.StreamReader, asyncio.StreamWriter]:
+    """The first server that accepts a connection, and the connection. Raises Unreachable if none does."""
+    errors = []
+    for target in targets:
+        host, _, port = target.address.rpartition(":")
+        try:
+            with anyio.fail_after(_CONNECT_TIMEOUT_S):
+                return target, *await asyncio.open_connection(host, int(port))
+        except (OSError, TimeoutError) as error:
+            errors.append(f"{target.address}: {error!r}")
+    raise Unreachable("; ".join(errors))

@@ -6,19 +6,19 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pipeline.config.places import CODE
 from pipeline.config.schema import ServerConfig
 from pipeline.config.threads import NUM_THREADS
 from pipeline.engine.command import Listening, Ports
 from pipeline.files import write_whole
-from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, status_path
+from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, TritonSpec, status_path
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, public_models
 from pipeline.repository.render import check_repository
+from pipeline.server.companions import changing_state
 from pipeline.server.ports import LOOPBACK, OpenAIPorts
 from pipeline.server.service import Service
-from pipeline.server.state import GATEWAY, SERVICES, ServerState, answers
+from pipeline.server.state import GATEWAY, SERVICES, ServerState, answers, service_state_path
 
 SPEC = "gateway.json"
 # Name of the gateway's port for OpenAI clients.
@@ -46,7 +46,7 @@ def gateway_service(
         metrics_host=LOOPBACK if server.side_channel_safe else server.host,
         metrics_port=public.metrics,
         openai_port=None if openai is None else openai.public,
-        deployment=deployment_spec(repository, server, triton, model, max_seq_len, front_end),
+        deployment=deployment_spec(repository, server, [_triton_spec(triton)], model, max_seq_len, front_end),
         api_keys=server.api_keys,
         config=server.gateway,
         json_logs=server.json_logs,
@@ -58,7 +58,7 @@ def gateway_service(
     environment = {**os.environ, "PYTHONPATH": str(CODE), NUM_THREADS: "1"}
     host = LOOPBACK if server.host == "0.0.0.0" else server.host
     url = f"http://{host}:{public.http}/v2/health/live"
-    ports = {"http": public.http, "grpc": public.grpc} | ({} if openai is None else {OPENAI: openai.public})
+    ports = public._asdict() | ({} if openai is None else {OPENAI: openai.public})
     argv = [sys.executable, "-m", "pipeline.gateway", str(path)]
     return Service(
         GATEWAY, argv, environment, ports, lambda: answers(url), server.host, max_restarts=server.max_restarts
@@ -68,21 +68,16 @@ def gateway_service(
 def deployment_spec(
     repository: Path,
     server: ServerConfig,
-    triton: Listening,
+    tritons: Sequence[TritonSpec],
     model: str,
     max_seq_len: int,
     front_end: int | None,
-    replicas: Sequence[ServerState] = (),
 ) -> DeploymentSpec:
     """Addresses and models of the servers behind a gateway. front_end: port of the OpenAI front end on the loopback
-    device. replicas: further Triton servers, whose workers the front end uses."""
-    assert triton.key is not None, "Triton requires a key behind a gateway"
+    device."""
     models = check_repository(repository)
     return DeploymentSpec(
-        triton_http=f"{triton.host}:{triton.ports.http}",
-        triton_grpc=f"{triton.host}:{triton.ports.grpc}",
-        triton_metrics=(f"{triton.metrics_host}:{triton.ports.metrics}", *_metrics_of(replicas)),
-        triton_key=triton.key,
+        tritons=tuple(tritons),
         openai_http=None if front_end is None else f"{LOOPBACK}:{front_end}",
         model=model,
         public_models=models if server.gateway.inner_models else public_models(models, not server.api_keys),
@@ -91,17 +86,27 @@ def deployment_spec(
     )
 
 
-def add_replicas(run_dir: Path, replicas: Sequence[ServerState]) -> None:
-    """Let a running gateway include the metrics of further Triton servers."""
+def set_replicas(run_dir: Path, replicas: Sequence[ServerState]) -> None:
+    """Put all Triton servers of a fleet behind its running gateway, which then ends with the last one."""
     path = spec_path(run_dir)
     spec = GatewaySpec.model_validate_json(path.read_bytes())
-    metrics = (*spec.deployment.triton_metrics, *_metrics_of(replicas))
-    deployment = spec.deployment.model_copy(update={"triton_metrics": metrics})
+    tritons = (*spec.deployment.tritons, *map(triton_of, replicas[1:]))
+    deployment = spec.deployment.model_copy(update={"tritons": tritons})
     write_whole(path, spec.model_copy(update={"deployment": deployment}).model_dump_json(), private=True)
+    with changing_state(service_state_path(run_dir, GATEWAY)) as state:
+        state["ends_with"] = [replica.server_id for replica in replicas]
 
 
-def _metrics_of(replicas: Sequence[ServerState]) -> list[str]:
-    return [urlsplit(replica.metrics_url).netloc for replica in replicas]
+def triton_of(state: ServerState) -> TritonSpec:
+    """Addresses of a Triton server that only processes of this machine use."""
+    http, metrics = (f"{LOOPBACK}:{port}" for port in (state.triton_http_port, state.metrics_port))
+    return TritonSpec(http=http, grpc=state.triton_grpc_url, metrics=metrics, key=state.triton_key or "")
+
+
+def _triton_spec(triton: Listening) -> TritonSpec:
+    assert triton.key is not None, "Triton requires a key behind a gateway"
+    http, grpc = (f"{triton.host}:{port}" for port in (triton.ports.http, triton.ports.grpc))
+    return TritonSpec(http=http, grpc=grpc, metrics=f"{triton.metrics_host}:{triton.ports.metrics}", key=triton.key)
 
 
 def spec_path(run_dir: Path) -> Path:

@@ -25,10 +25,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
+from pipeline.server.companions import changing_state, end_companion, kill_marked, load_state
 from pipeline.server.log import write_end, write_restart
-from pipeline.server.processes import marked_processes, remove_environments, start_time
+from pipeline.server.processes import remove_environments, start_time
 from pipeline.server.shared_memory import make_private, remove_shm
 from pipeline.server.watch import ModelWatch, StartWatch
 
@@ -58,7 +58,7 @@ class GuardSpec:
     symbolic links, created before the start and removed with the shared memory. owner: pid and start time of a process
     with which the server ends. ready_url: returns 200 once the server is ready. hang_seconds: limit of inactivity
     before that. ready_path: a file that exists once the server has been ready. max_restarts: limit of restarts within
-    restart_window_s. companions: state files of services that end with the server, if they name it in `ends_with`.
+    restart_window_s. companions: state files of services that end with the last of the servers in their `ends_with`.
     leavings_path: file in which the server lists patterns of files to remove at its end."""
 
     command: Sequence[str]
@@ -164,35 +164,17 @@ def main() -> int:
     finally:
         _kill_rest(spec, None)
         for companion in spec.companions:
-            state = _read_state(Path(companion))
-            if state.get("ends_with") == spec.server_id:
-                _kill_marked(state["server_id"])
-        if _read_state(Path(spec.state_path)).get("server_id") in (None, spec.server_id):
+            end_companion(Path(companion), spec.server_id)
+        if load_state(Path(spec.state_path)).get("server_id") in (None, spec.server_id):
             Path(spec.state_path).unlink(missing_ok=True)
         write_end(log, end.wanted, end.reason or _how(code))
 
 
 def record_restart(state_path: Path, number: int, reason: str) -> None:
     """Record a restart in the state file, if the server has written one and the disk is not full."""
-    if state := _read_state(state_path):
-        state |= {"restarts": number, "restart_reason": reason}
-        partial = state_path.with_suffix(".partial")
-        try:
-            partial.touch(mode=0o600)  # it holds Triton's key
-            partial.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-            partial.replace(state_path)
-        except OSError:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-
-
-def _read_state(path: Path) -> dict[str, Any]:
-    """Content of a state file; empty if it is missing or damaged."""
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return state if isinstance(state, dict) else {}
+    with suppress(OSError), changing_state(state_path) as state:
+        if state:
+            state |= {"restarts": number, "restart_reason": reason}
 
 
 def _start(spec: GuardSpec) -> subprocess.Popen[bytes]:
@@ -215,7 +197,7 @@ def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
     if server is not None:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
-    _kill_marked(spec.server_id)
+    kill_marked(spec.server_id)
     _remove_leavings(spec)
     run_clean_up(spec.clean_up)
     remove_shm(spec.server_id)
@@ -227,12 +209,6 @@ def _remove_leavings(spec: GuardSpec) -> None:
         for pattern in Path(spec.leavings_path).read_text(encoding="utf-8").splitlines():
             for name in glob.glob(pattern):
                 Path(name).unlink(missing_ok=True)
-
-
-def _kill_marked(server_id: str) -> None:
-    for pid in marked_processes(server_id):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from pipeline.server.state import (
     STATE,
     ServerState,
     end_guard,
-    find_server,
+    find_own,
     has_gateway,
     is_ready,
     reachable,
@@ -83,8 +83,7 @@ class RunningServer:
         return self.guard.wait()
 
     def poll(self) -> int | None:
-        code = self.guard.poll()
-        return self.gateway.poll() if code is None and self.gateway is not None else code
+        return self.guard.poll()
 
     def release(self) -> None:
         """Let the server outlive this process."""
@@ -116,6 +115,7 @@ def start_server(
     make_command: MakeCommand | None = None,
     with_openai: bool = False,
     with_gateway: bool = True,
+    fleet_dir: Path | None = None,
     verbose_log: Path | None = None,
     detach: bool = False,
     note: Note = lambda text: None,
@@ -124,10 +124,10 @@ def start_server(
 
     Starts a gateway in front of it unless the server section disables it. model, profile: names for the state file.
     max_seq_len: limit of the engine. make_command: makes the command; default: one tritonserver on this machine.
-    with_openai: whether the gateway serves the OpenAI API. with_gateway: false for a server that only processes of
-    this machine use. verbose_log: file for Triton's verbose log. detach: let the server outlive this process once it is
-    ready. note: called with progress messages. Raises ServerError, with the reason from the log, if it does not become
-    ready.
+    with_openai: whether the gateway serves the OpenAI API. with_gateway: false for a server that only processes of this
+    machine use. fleet_dir: run folder of the gateway of its fleet; default: run_dir. verbose_log: file for Triton's
+    verbose log. detach: let the server outlive this process once it is ready. note: called with progress messages.
+    Raises ServerError, with the reason from the log, if it does not become ready.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     if make_command is None:
@@ -150,7 +150,7 @@ def start_server(
                 api = openai if with_openai else None
                 service = gateway_service(repository, run_dir, server, ports, listening, model, max_seq_len, api)
                 # Always detached: it ends with this server, or continues in front of another one.
-                gateway = start_service(service, run_dir, CODE, detach=True, ends_with=server_id)
+                gateway = start_service(service, run_dir, CODE, detach=True, ends_with=(server_id,))
             else:
                 ports = listening.ports
             spec = GuardSpec(
@@ -168,7 +168,7 @@ def start_server(
                 else f"http://{reachable(listening.host)}:{listening.ports.http}{READY}",
                 ready_path=str(run_dir / READY_FILE),
                 max_restarts=server.max_restarts,
-                companions=[str(service_state_path(run_dir, GATEWAY))],
+                companions=[str(service_state_path(fleet_dir or run_dir, GATEWAY))],
             )
             try:
                 guard = start_guard(spec, run_dir / SPEC, places.home)
@@ -224,7 +224,7 @@ def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
 
     drain: refuse new requests and let running ones finish, for up to DRAIN_SECONDS.
     """
-    state = find_server(run_dir)
+    state = find_own(run_dir)
     if state is None:
         _stop_orphan(run_dir)
         return None
@@ -240,7 +240,7 @@ def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
 def _stop_orphan(run_dir: Path) -> None:
     """Stop the gateway of a server that was killed."""
     gateway = find_service(run_dir / SERVICES / GATEWAY)
-    if gateway is not None and not (gateway.ends_with and marked_processes(gateway.ends_with)):
+    if gateway is not None and not any(map(marked_processes, gateway.ends_with)):
         stop_service(run_dir, GATEWAY)
 
 

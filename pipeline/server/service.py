@@ -52,7 +52,7 @@ class ServiceState(GuardedState):
 
     name: str
     ports: dict[str, int] = Field(description="Ports by purpose.")
-    ends_with: str = Field("", description="Id of the server whose guard ends the service too; empty for none.")
+    ends_with: tuple[str, ...] = Field((), description="Ids of the servers with the last of which the service ends.")
 
 
 @dataclass(slots=True, eq=False)
@@ -90,12 +90,12 @@ class RunningService:
 
 
 def start_service(
-    service: Service, run_dir: Path, home: Path, *, detach: bool = False, ends_with: str = ""
+    service: Service, run_dir: Path, home: Path, *, detach: bool = False, ends_with: tuple[str, ...] = ()
 ) -> RunningService:
     """Start a service and return at once; `wait_until_ready` waits for it.
 
     run_dir: run folder of its server. home: folder that contains this package. detach: let it outlive this process.
-    ends_with: id of a server whose guard ends the service too. Raises ServerError if a service with that name already
+    ends_with: ids of servers with the last of which it ends. Raises ServerError if a service with that name already
     runs.
     """
     folder = run_dir / SERVICES / service.name

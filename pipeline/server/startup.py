@@ -76,13 +76,14 @@ def launch(
     *,
     with_openai: bool = False,
     with_gateway: bool = True,
+    fleet_dir: Path | None = None,
     detach: bool = False,
     verbose: bool = False,
     note: Note = lambda text: None,
 ) -> RunningServer:
-    """Start a prepared server. folder: its run folder. with_openai, with_gateway: see `start_server`. verbose: write
-    Triton's verbose log beside the server's log. Raises ServerError if it does not start, or if the memory or the GPUs
-    are insufficient."""
+    """Start a prepared server. folder: its run folder. with_openai, with_gateway, fleet_dir: see `start_server`.
+    verbose: write Triton's verbose log beside the server's log. Raises ServerError if it does not start, or if the
+    memory or the GPUs are insufficient."""
     _require_memory(served)
     resolved = served.resolved
     log = folder / VERBOSE_LOG if verbose else None
@@ -98,6 +99,7 @@ def launch(
         make_command=make,
         with_openai=with_openai,
         with_gateway=with_gateway,
+        fleet_dir=fleet_dir,
         detach=detach,
         note=note,
     )

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 
 from pipeline.config.schema import Frozen
 from pipeline.errors import ServerError
+from pipeline.server.companions import load_state
 from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS, run_clean_up
 from pipeline.server.ports import LOOPBACK
 from pipeline.server.processes import MARK, marked_processes
@@ -103,11 +104,36 @@ def require_server(run_dir: Path, takes_url: bool = False) -> ServerState:
 
 
 def find_server(run_dir: Path) -> ServerState | None:
-    """State of the server that runs from run_dir; None if none runs. Removes leftovers of a killed server."""
-    state = read_state(run_dir / STATE, ServerState)
+    """State of the first running server of a run folder; None if none runs. It has the gateway's address, also if the
+    first server of a fleet does not run."""
+    state = next(iter(find_replicas(run_dir).values()), None)
+    gateway = load_state(service_state_path(run_dir, GATEWAY))
+    if state is None or state.gateway_id or not gateway:
+        return state
+    ports = {f"{name}_port": gateway["ports"][name] for name in ("http", "grpc", "metrics")}
+    return state.model_copy(update={"host": gateway["host"], "gateway_id": gateway["server_id"], **ports})
+
+
+def replica_dir(run_dir: Path, number: int) -> Path:
+    """Run folder of a Triton server. number: counted from 1; the first server uses run_dir itself."""
+    return run_dir if number == 1 else run_dir / f"replica-{number}"
+
+
+def find_replicas(run_dir: Path) -> dict[int, ServerState]:
+    """States of the running Triton servers by their numbers, in order."""
+    names = [folder.name.removeprefix("replica-") for folder in run_dir.glob("replica-*")]
+    numbers = sorted([1, *(int(name) for name in names if name.isdecimal())])
+    states = {number: find_own(replica_dir(run_dir, number)) for number in numbers}
+    return {number: state for number, state in states.items() if state is not None}
+
+
+def find_own(folder: Path) -> ServerState | None:
+    """State of the server with this run folder of its own; None if it does not run. Removes leftovers of a killed
+    server."""
+    state = read_state(folder / STATE, ServerState)
     if state is None or is_guard(state.guard_pid, state.server_id):
         return state
-    sweep(state, run_dir)
+    sweep(state, folder)
     return None
 
 
@@ -153,12 +179,11 @@ def is_guard(pid: int, server_id: str) -> bool:
 
 
 def has_gateway(state: ServerState, run_dir: Path) -> bool:
-    """Whether a server has a gateway. After a switch, the gateway belongs to the new server."""
-    try:
-        gateway = json.loads(service_state_path(run_dir, GATEWAY).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return bool(state.gateway_id)
-    return bool(state.gateway_id) and gateway.get("ends_with") in ("", state.server_id)
+    """Whether a server's gateway ends with it. After a switch, the gateway belongs to the new server, and in a fleet to
+    all servers that run."""
+    gateway = load_state(service_state_path(run_dir, GATEWAY))
+    others = [each for each in gateway.get("ends_with", ()) if each != state.server_id]
+    return bool(state.gateway_id) and not any(map(marked_processes, others))
 
 
 def sweep(state: ServerState, run_dir: Path) -> None:

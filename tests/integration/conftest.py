@@ -15,13 +15,14 @@ from xdist.scheduler import LoadScopeScheduling
 
 from pipeline.backends.tensorrt_llm.strict import strict_profile
 from pipeline.config.places import Places
-from pipeline.dynamo.fleet import Fleet, find_replicas, openai_url, start_fleet
+from pipeline.dynamo.fleet import Fleet, openai_url, start_fleet
 from pipeline.engine.create import create_scheduler
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import load_engine
 from pipeline.server.server import RunningServer
 from pipeline.server.service import find_services
 from pipeline.server.startup import PreparedServer
+from pipeline.server.state import find_replicas
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 from tests.integration.servers import prepared, running
 from tests.integration.stock_clients import Stock

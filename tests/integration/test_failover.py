@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 
@@ -17,11 +18,14 @@ from pipeline.cli.failover import run_failover
 from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.dynamo.failover import verify_failover
-from pipeline.dynamo.fleet import Fleet, openai_url, start_fleet
+from pipeline.dynamo.fleet import Fleet, find_ended, openai_url, start_fleet, stop_fleet
+from pipeline.server.client import TextQuery, complete
 from pipeline.server.figures import read_metrics
 from pipeline.server.processes import marked_processes
+from pipeline.server.state import find_server, is_ready
 from tests.integration.servers import TORCH, prepared
 from tests.patience import PATIENCE_S
+from tests.servers import left_over
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 MODEL = "tiny-random-llama"
@@ -123,6 +127,29 @@ def test_killed_processes_of_each_kind_change_no_token(fleet: Fleet) -> None:
     assert report.failures == []
     assert report.num_kills == 4
     assert report.num_requests > 2
+
+
+def test_a_fleet_serves_on_without_its_first_server(fleet: Fleet) -> None:
+    """The last test of this fleet."""
+    folder, first = fleet.servers[0].run_dir, fleet.state
+    os.kill(first.guard_pid, signal.SIGTERM)
+    fleet.servers[0].wait()
+
+    state = find_server(folder)
+    assert state is not None
+    assert (state.server_id, state.http_url) == (fleet.servers[1].state.server_id, first.http_url)
+    assert is_ready(state)
+    assert find_ended(folder, 2) == ["replica 1"]
+    assert httpx.get(url_of(fleet).removesuffix("/v1") + "/health", timeout=PATIENCE_S).status_code == 200
+    assert min(spread(fleet)[1:]) == 64
+    for protocol, url in (("http", state.http_url), ("grpc", state.grpc_url)):
+        answer = complete(TextQuery("a", max_tokens=4), url, protocol, timeout_s=PATIENCE_S)  # type: ignore[arg-type]
+        assert answer.finish_reason == "length"
+
+    stopped = stop_fleet(folder)
+    assert stopped == fleet.servers[1].state
+    assert not left_over(first.gateway_id)
+    assert find_server(folder) is None
 
 
 def test_the_command_asks_a_fleet_whose_profile_has_api_keys(

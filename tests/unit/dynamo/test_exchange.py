@@ -22,7 +22,9 @@ from tests.unit.dynamo.test_fleet import STATE as OLD
 from tests.unit.dynamo.test_fleet import config
 from tests.unit.gateway.gateways import spec_of
 
-NEW = OLD.model_copy(update={"server_id": "la2", "http_port": 11, "grpc_port": 12, "metrics_port": 13})
+NEW = OLD.model_copy(
+    update={"server_id": "la2", "http_port": 11, "grpc_port": 12, "metrics_port": 13, "triton_http_port": 11}
+)
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def new_dir(tmp_path: Path) -> Path:
     status = GatewayStatus(triton_http="127.0.0.1:11", num_running_earlier=0)
     write_whole(status_path(spec_path(folder)), status.model_dump_json())
     gateway = ServiceState(
-        name=GATEWAY, server_id="la3", guard_pid=1, host="127.0.0.1", ports={}, started=0.0, ends_with="la1"
+        name=GATEWAY, server_id="la3", guard_pid=1, host="127.0.0.1", ports={}, started=0.0, ends_with=("la1",)
     )
     write_whole(service_state_path(folder, GATEWAY), gateway.model_dump_json())
     return folder
@@ -49,17 +51,17 @@ def hand_over(new_dir: Path) -> None:
     exchange._redirect_gateway(OLD, fleet, after, new_dir.parent, new_dir)
 
 
-def seen(new_dir: Path) -> tuple[str, str, Path]:
-    """Where the gateway is to send requests, the server with which it ends, and the folder that serves."""
+def seen(new_dir: Path) -> tuple[str, tuple[str, ...], Path]:
+    """Where the gateway is to send requests, the servers with which it ends, and the folder that serves."""
     gateway = ServiceState.model_validate_json(service_state_path(new_dir, GATEWAY).read_bytes())
     spec = GatewaySpec.model_validate_json(spec_path(new_dir).read_bytes())
-    return spec.deployment.triton_http, gateway.ends_with, serving_dir(new_dir.parent)
+    return spec.deployment.tritons[0].http, gateway.ends_with, serving_dir(new_dir.parent)
 
 
 def test_the_gateway_goes_over_to_the_new_server(new_dir: Path) -> None:
     hand_over(new_dir)
 
-    assert seen(new_dir) == ("127.0.0.1:11", "la2", new_dir)
+    assert seen(new_dir) == ("127.0.0.1:11", ("la2",), new_dir)
 
 
 def test_the_gateway_goes_back_if_something_fails_after_it_has_followed(new_dir: Path, monkeypatch) -> None:
@@ -69,4 +71,4 @@ def test_the_gateway_goes_back_if_something_fails_after_it_has_followed(new_dir:
     with pytest.raises(IsADirectoryError):
         hand_over(new_dir)
 
-    assert seen(new_dir) == ("triton:1", "la1", new_dir.parent)
+    assert seen(new_dir) == ("triton:1", ("la1",), new_dir.parent)

@@ -14,11 +14,11 @@ from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo import services
 from pipeline.dynamo.engine import TritonEngine
-from pipeline.dynamo.fleet import check_fleet, find_replicas, openai_url, replica_dir, without_openai
+from pipeline.dynamo.fleet import check_fleet, openai_url, without_openai
 from pipeline.dynamo.services import front_end_service, require_dynamo, worker_service
 from pipeline.dynamo.spec import DYNAMO_NAMESPACE, FILE_KV, NAMESPACE, RPC_HOST, TRITON_KEYS, WorkerSpec
 from pipeline.errors import ConfigError, ServerError
-from pipeline.server.state import ServerState
+from pipeline.server.state import ServerState, find_replicas, replica_dir
 from tests.unit.dynamo.requests import SPEC
 
 

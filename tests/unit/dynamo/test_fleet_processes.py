@@ -16,6 +16,7 @@ from pipeline.dynamo.services import FRONT_END
 from pipeline.errors import ServerError
 from pipeline.server.ports import choose_ports
 from pipeline.server.startup import PreparedServer
+from pipeline.server.state import GATEWAY
 
 TAKEN = "port 1 already in use"
 FREE = [f"server.{name}_port=0" for name in ("http", "grpc", "metrics", "openai")]
@@ -31,6 +32,7 @@ class Process:
         self.state = None
         self.code: int | None = None
         self.is_stopped = False
+        self.gateway: Process | None = None
 
     def poll(self) -> int | None:
         return self.code
@@ -38,24 +40,29 @@ class Process:
     def stop(self) -> None:
         self.is_stopped = True
 
+    def has_triton_ended(self, within_s: float) -> bool:
+        return self.code is not None
+
 
 def fleet_of(num_servers: int) -> tuple[Fleet, dict[str, Process]]:
     servers = [Process(f"server-{number}") for number in range(1, num_servers + 1)]
     services = [*(Process(f"worker-{number}") for number in range(1, num_servers + 1)), Process(FRONT_END)]
-    return Fleet(cast(Any, servers), cast(Any, services)), {each.name: each for each in [*servers, *services]}
+    servers[0].gateway = gateway = Process(GATEWAY)
+    return Fleet(cast(Any, servers), cast(Any, services)), {each.name: each for each in [*servers, *services, gateway]}
 
 
 @pytest.mark.parametrize(
     ("ends", "last"),
     [
-        (["server-1"], "server-1"),
+        ([GATEWAY], GATEWAY),
         ([FRONT_END], FRONT_END),
+        (["server-1", "server-3", "server-2"], "server-2"),
         (["server-2", "server-3", "worker-1", "worker-3", "worker-2"], "worker-2"),
-        (["worker-1", "server-1"], "server-1"),
+        (["worker-1", "server-1", GATEWAY], GATEWAY),
         (["worker-3", "server-2", FRONT_END], FRONT_END),
     ],
 )
-def test_a_fleet_serves_on_while_its_first_server_its_front_end_and_a_worker_run(ends, last):
+def test_a_fleet_serves_on_while_its_gateway_its_front_end_a_server_and_a_worker_run(ends, last):
     running, processes = fleet_of(3)
     left, notes = list(ends), []
 
@@ -70,7 +77,7 @@ def test_a_fleet_serves_on_while_its_first_server_its_front_end_and_a_worker_run
 
 
 def test_a_fleet_of_one_ends_with_any_of_its_processes():
-    for name in ("server-1", "worker-1", FRONT_END):
+    for name in (GATEWAY, "server-1", "worker-1", FRONT_END):
         running, processes = fleet_of(1)
         processes[name].code = 0
         assert cast(Any, running.wait(pytest.fail)).name == name

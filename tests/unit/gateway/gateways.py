@@ -17,7 +17,7 @@ from pipeline.config.schema import ApiKey, GatewayConfig
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.grpc_app import channel_options
 from pipeline.gateway.http_app import HttpGateway
-from pipeline.gateway.spec import DeploymentSpec, GatewaySpec
+from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, TritonSpec
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.upstream import Onward, Response
 from tests.patience import PATIENCE_S
@@ -46,10 +46,7 @@ def api_key(tenant: str, **limits: Any) -> ApiKey:
 def deployment_of(number: int = 1) -> DeploymentSpec:
     """number: of the server, in its key and its address."""
     return DeploymentSpec(
-        triton_http=f"triton:{number}",
-        triton_grpc="triton:2",
-        triton_metrics=("triton:4",),
-        triton_key="secret",
+        tritons=(TritonSpec(http=f"triton:{number}", grpc="triton:2", metrics="triton:4", key="secret"),),
         openai_http=f"front:{number}",
         model="m",
         public_models=("lookahead_bls",),
@@ -86,8 +83,9 @@ class Behind:
     @asynccontextmanager
     async def transport(self, onward: Onward) -> AsyncGenerator[Response, None]:
         """In place of `upstream.request`."""
-        headers = {**onward.headers, **onward.target.headers, "x-request-id": onward.request_id}
-        url = f"http://{onward.target.address}{onward.path}"
+        target = onward.targets[0]
+        headers = {**onward.headers, **target.headers, "x-request-id": onward.request_id}
+        url = f"http://{target.address}{onward.path}"
         answer = self(httpx.Request(onward.method, url, headers=headers, content=onward.body))
         found = answer if isinstance(answer, httpx.Response) else await answer
         assert isinstance(found.stream, httpx.AsyncByteStream)
@@ -174,4 +172,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def deployment_at(port: int) -> DeploymentSpec:
-    return deployment_of(port).model_copy(update={"triton_grpc": f"127.0.0.1:{port}"})
+    """A deployment whose Triton server listens at a port for gRPC."""
+    deployment = deployment_of(port)
+    triton = deployment.tritons[0].model_copy(update={"grpc": f"127.0.0.1:{port}"})
+    return deployment.model_copy(update={"tritons": (triton,)})

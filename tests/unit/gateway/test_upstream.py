@@ -40,12 +40,13 @@ def against(work: Work, *pieces: bytes, ends: bool = False) -> tuple[object, byt
     return asyncio.run(run())
 
 
-def onward(address: str, body: bytes = b"") -> Onward:
-    return Onward(Upstream(address, {"key": "secret"}), "POST", "/a?b=1", body, {"a": "b"}, 1.0, "id")
+def onward(address: str, body: bytes = b"", *others: str, value: str = "b") -> Onward:
+    targets = [Upstream(each, {"key": f"secret of {each}"}) for each in (address, *others)]
+    return Onward(targets, "POST", "/a?b=1", body, {"a": value}, 1.0, "id")
 
 
-async def pieces_of(address: str) -> list[bytes]:
-    async with request(onward(address, b"asked")) as response:
+async def pieces_of(address: str, *others: str, value: str = "b") -> list[bytes]:
+    async with request(onward(address, b"asked", *others, value=value)) as response:
         return [piece async for piece in response.chunks]
 
 
@@ -56,7 +57,7 @@ def test_an_answered_request_leaves_no_connection_open() -> None:
     assert found == [b"ok"]
     head, *headers, end, body = read.split(b"\r\n")
     assert (head, end, body) == (b"POST /a?b=1 HTTP/1.1", b"", b"asked")
-    assert {b"key: secret", b"a: b", b"x-request-id: id", b"content-length: 5"} < set(headers)
+    assert {b"a: b", b"x-request-id: id", b"content-length: 5"} < set(headers)
 
 
 def test_pieces_come_as_they_were_sent() -> None:
@@ -100,4 +101,15 @@ def test_a_stream_that_is_left_closes_its_connection() -> None:
 
 def test_a_header_cannot_begin_another_one() -> None:
     with pytest.raises(h11.LocalProtocolError):
-        against(lambda address: pieces_of(f"{address}\r\nx: y"))
+        against(lambda address: pieces_of(address, value="b\r\nx: y"))
+
+
+def test_the_first_server_that_accepts_a_connection_gets_the_request_and_only_its_own_key() -> None:
+    dead = "127.0.0.1:1"
+    found, read = against(lambda address: pieces_of(dead, address, dead), OK + b"content-length: 2\r\n\r\nok")
+
+    assert found == [b"ok"]
+    assert read.count(b"key: secret of 127.0.0.1:") == 1
+    assert b"secret of 127.0.0.1:1\r" not in read
+    with pytest.raises(Unreachable, match=r"127.0.0.1:1: .*; 127.0.0.1:1: "):
+        asyncio.run(pieces_of(dead, dead))

@@ -1,0 +1,69 @@
+"""State files of servers and services that several guards change, and services that end with the last of several
+servers. Standard library only, because guards import it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.server.processes import marked_processes
+
+
+@contextmanager
+def changing_state(path: Path) -> Iterator[dict[str, Any]]:
+    """The content of a state file, locked against other processes that change it, and written at the end if it has
+    changed. Empty, without effect, if the file is missing or damaged. Raises OSError if it cannot be written, or has no
+    folder."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        state = load_state(path)
+        before = dict(state)
+        yield state
+        if state and state != before:
+            _write(path, state)
+    finally:
+        os.close(folder)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Content of a state file; empty if it is missing or damaged."""
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def end_companion(path: Path, server_id: str) -> None:
+    """End a service if it names the server in `ends_with`, and no other server that runs. path: its state file."""
+    with suppress(OSError), changing_state(path) as state:
+        if server_id in state.get("ends_with", ()):
+            others = [each for each in state["ends_with"] if each != server_id and marked_processes(each)]
+            state["ends_with"] = others
+            if not others:
+                kill_marked(state["server_id"])
+
+
+def kill_marked(server_id: str) -> None:
+    for pid in marked_processes(server_id):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _write(path: Path, state: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    try:
+        partial.touch(mode=0o600)  # it may hold Triton's key
+        partial.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise

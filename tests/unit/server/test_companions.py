@@ -1,0 +1,125 @@
+"""The gateway of a fleet ends with the last server, and the fleet is found without its first one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.server import state as server_state
+from pipeline.server.companions import changing_state, end_companion, load_state
+from pipeline.server.processes import MARK
+from pipeline.server.state import GATEWAY, STATE, ServerState, find_server, has_gateway, replica_dir, service_state_path
+from tests.patience import PATIENCE_S
+from tests.servers import processes_of
+
+
+@pytest.fixture
+def marked() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Processes of two servers and of their gateway, by their mark."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    found = {name: subprocess.Popen(sleep, env={MARK: name}) for name in ("la-one", "la-two", "la-gateway")}
+    yield found
+    for process in found.values():
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def state_path(tmp_path: Path) -> Path:
+    path = service_state_path(tmp_path, GATEWAY)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"server_id": "la-gateway", "ends_with": ["la-one", "la-two"]}))
+    return path
+
+
+def test_a_gateway_ends_with_the_last_of_its_servers(marked, state_path):
+    end_companion(state_path, "la-other")
+    end_companion(state_path, "la-one")
+    assert load_state(state_path)["ends_with"] == ["la-two"]
+    assert processes_of("la-gateway")
+
+    end_companion(state_path, "la-two")
+    assert marked["la-gateway"].wait(PATIENCE_S) == -9
+
+
+def test_a_killed_server_does_not_keep_the_gateway(marked, state_path):
+    marked["la-one"].kill()
+    marked["la-one"].wait()
+
+    end_companion(state_path, "la-two")
+    assert marked["la-gateway"].wait(PATIENCE_S) == -9
+
+
+def test_servers_that_end_at_the_same_moment_leave_no_gateway(marked, state_path):
+    """Each still sees the processes of the other one."""
+    ends = [threading.Thread(target=end_companion, args=(state_path, name)) for name in ("la-one", "la-two")]
+    for end in ends:
+        end.start()
+    for end in ends:
+        end.join()
+
+    assert marked["la-gateway"].wait(PATIENCE_S) == -9
+
+
+def test_a_missing_or_damaged_state_file_changes_nothing(tmp_path, state_path):
+    end_companion(tmp_path / "none" / "service.json", "la-one")
+    state_path.write_text("[1]")
+    end_companion(state_path, "la-one")
+    with changing_state(state_path) as state:
+        assert state == {}
+    assert state_path.read_text() == "[1]"
+
+
+def state_of(server_id: str, gateway_id: str = "") -> ServerState:
+    return ServerState(
+        server_id=server_id,
+        guard_pid=psutil.Process().pid,
+        host="127.0.0.1",
+        http_port=1,
+        grpc_port=2,
+        metrics_port=3,
+        triton_http_port=1,
+        triton_grpc_port=2,
+        repository="/r",
+        model="m",
+        profile="p",
+        started=0.0,
+        gateway_id=gateway_id,
+    )
+
+
+def test_a_fleet_without_its_first_server_is_found_at_the_address_of_its_gateway(tmp_path, monkeypatch, state_path):
+    monkeypatch.setattr(server_state, "is_guard", lambda pid, server_id: True)
+    ports = {"http": 11, "grpc": 12, "metrics": 13, "openai": 14}
+    state_path.write_text(json.dumps({"server_id": "la-gateway", "host": "0.0.0.0", "ports": ports, "ends_with": []}))
+    assert find_server(tmp_path) is None
+
+    second = replica_dir(tmp_path, 2)
+    second.mkdir()
+    (second / STATE).write_text(state_of("la-two").model_dump_json())
+    found = find_server(tmp_path)
+    assert found is not None
+    assert (found.server_id, found.gateway_id) == ("la-two", "la-gateway")
+    assert (found.http_url, found.grpc_url) == ("http://127.0.0.1:11", "127.0.0.1:12")
+    assert found.metrics_url == "http://127.0.0.1:13/metrics"
+
+    first = state_of("la-one", "la-gateway")
+    (tmp_path / STATE).write_text(first.model_dump_json())
+    assert find_server(tmp_path) == first
+
+
+def test_a_gateway_belongs_to_a_server_while_no_other_one_runs(marked, tmp_path, state_path):
+    first = state_of("la-one", "la-gateway")
+    assert not has_gateway(first, tmp_path)
+
+    marked["la-two"].kill()
+    marked["la-two"].wait()
+    assert has_gateway(first, tmp_path)
+    assert not has_gateway(state_of("la-one"), tmp_path)
