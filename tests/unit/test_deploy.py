@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 from pipeline.config.resolution import resolve_config
+from pipeline.config.schema import ResolvedConfig
+from pipeline.dynamo.services import front_end_service
+from pipeline.gateway.spec import GatewaySpec
+from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL
 from pipeline.server.guard import DRAIN_SECONDS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "lookahead.yaml").read_text()))
+MANIFESTS, OPERATED = (
+    list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text())) for name in ("lookahead.yaml", "dynamo.yaml")
+)
 PORTS = {"openai": 8080, "http": 8000, "grpc": 8001, "metrics": 8002}
 
 
@@ -24,9 +32,104 @@ def manifest(kind: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("one", MANIFESTS, ids=lambda one: one["kind"])
+PLAIN = [one for one in (*MANIFESTS, *OPERATED) if not one["apiVersion"].startswith("nvidia.com/")]
+(GRAPH,) = (one for one in OPERATED if one["kind"] == "DynamoGraphDeployment")
+FRONT, WORKER = GRAPH["spec"]["components"]
+
+
+@pytest.mark.parametrize("one", PLAIN, ids=lambda one: f"{one['kind']} {one['metadata']['name']}")
 def test_manifests_keep_to_the_schemas_of_kubernetes(one):
     kubernetes_validate.validate(one, "1.33", strict=True)
+
+
+def test_the_graph_deployment_keeps_to_the_types_of_dynamos_operator():
+    facts = json.loads((Path(__file__).parent / "dynamo_graph_deployment.json").read_text())
+    Draft202012Validator(facts).validate(GRAPH)
+
+    # What the planner of the installed Dynamo asks for.
+    (dynamo,) = find_spec("dynamo.planner").submodule_search_locations  # type: ignore[union-attr, misc]
+    client = Path(dynamo, "connectors", "clients", "kubernetes_api.py").read_text()
+    (version,) = re.findall(r'^DYNAMO_API_VERSION = "(.*)"', client, re.M)
+    assert GRAPH["apiVersion"] == f"nvidia.com/{version}"
+
+    for component in (FRONT, WORKER):
+        template = component["podTemplate"]
+        labels = template["metadata"]["labels"]
+        deployment = {"selector": {"matchLabels": labels}, "template": template}
+        kubernetes_validate.validate(
+            {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}, "spec": deployment},
+            "1.33",
+            strict=True,
+        )
+
+
+def test_the_pods_of_the_graph_deployment_run_without_rights():
+    for component in (FRONT, WORKER):
+        pod = component["podTemplate"]["spec"]
+        mounted = {volume["name"] for volume in pod["volumes"]}
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert component["replicas"] > 1
+        for container in pod["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["readOnlyRootFilesystem"]
+            assert {"requests", "limits"} <= container["resources"].keys()
+            assert {mount["name"] for mount in container["volumeMounts"]} <= mounted
+    assert WORKER["podTemplate"]["spec"]["terminationGracePeriodSeconds"] > 2 * DRAIN_SECONDS
+    # Discovery over Kubernetes needs the operator's service account, and one Dynamo process per pod.
+    assert "automountServiceAccountToken" not in WORKER["podTemplate"]["spec"]
+
+
+def test_the_front_end_of_the_graph_deployment_has_the_options_of_ours():
+    (main, _) = FRONT["podTemplate"]["spec"]["containers"]
+    resolved = resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu", "server.replicas=2"))
+    ours = front_end_service(resolved, Path("/run"), "127.0.0.1", 1).argv
+
+    assert main["command"] == ["python3", *ours[1:3]]
+    assert main["args"] == ours[ours.index("1") + 1 :]
+
+
+def test_the_gateway_of_the_graph_deployment_fits_its_workers():
+    (_, gateway), (main,) = (one["podTemplate"]["spec"]["containers"] for one in (FRONT, WORKER))
+    (config,) = (one for one in OPERATED if one["kind"] == "ConfigMap")
+    spec = GatewaySpec.model_validate_json(config["data"]["gateway.json"])
+    services = {one["metadata"]["name"]: one["spec"] for one in OPERATED if one["kind"] == "Service"}
+    arguments = [argument for argument in main["args"] if argument != "--join"]
+    resolved = resolved_of(arguments)
+    server = resolved.profile.server
+
+    assert "--join" in main["args"]
+    assert (server.discovery, server.host, server.replicas) == ("kubernetes", "0.0.0.0", 1)
+    assert (spec.deployment.model, spec.deployment.max_seq_len) == (
+        resolved.model.name,
+        resolved.profile.engine.max_seq_len,
+    )
+    assert set(spec.deployment.public_models) == {FRONT_MODEL, STOCK_FRONT_MODEL}
+    assert {port["containerPort"] for port in main["ports"]} == {
+        server.http_port,
+        server.grpc_port,
+        server.metrics_port,
+    }
+    assert [port["containerPort"] for port in gateway["ports"]] == [spec.openai_port]
+    assert spec.deployment.openai_http == "127.0.0.1:8000"  # where the operator has the front end listen
+    for address in (spec.deployment.tritons[0].http, spec.deployment.tritons[0].grpc):
+        host, _, port = address.partition(":")
+        assert int(port) in [each["port"] for each in services[host]["ports"]]
+    for name, component in (("lookahead", FRONT), ("lookahead-worker", WORKER)):
+        assert services[name]["selector"] == component["podTemplate"]["metadata"]["labels"]
+        named = {
+            port["name"] for each in component["podTemplate"]["spec"]["containers"] for port in each.get("ports", ())
+        }
+        assert {port["targetPort"] for port in services[name]["ports"]} <= named
+    assert gateway["command"][-1] == f"{gateway['volumeMounts'][0]['mountPath']}/gateway.json"
+
+
+def resolved_of(arguments: list[str]) -> ResolvedConfig:
+    """The config of a command `lookahead serve`."""
+    assert arguments[0] == "serve"
+    options = list(zip(arguments[1::2], arguments[2::2], strict=True))
+    assert {name for name, _ in options} == {"--model", "--set"}
+    overrides = [value for name, value in options if name == "--set"]
+    return resolve_config(dict(options)["--model"], "latency", ("backend=torch", "device=cpu", *overrides))
 
 
 def test_pods_run_without_rights_and_answer_probes_at_our_ports():
@@ -93,14 +196,8 @@ def test_the_server_is_started_with_settings_that_resolve(source):
         arguments = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["server"]["command"]
     else:
         arguments = manifest("Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert arguments[0] == "serve"
-    options = list(zip(arguments[1::2], arguments[2::2], strict=True))
-    overrides = [value for name, value in options if name == "--set"]
-    assert {name for name, _ in options} == {"--model", "--set"}
 
-    resolved = resolve_config(dict(options)["--model"], "latency", ("backend=torch", "device=cpu", *overrides))
-
-    server = resolved.profile.server
+    server = resolved_of(arguments).profile.server
     assert server.host == "0.0.0.0"
     assert (server.openai_port, server.http_port, server.grpc_port, server.metrics_port) == tuple(PORTS.values())
 
