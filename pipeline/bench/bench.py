@@ -159,7 +159,7 @@ def run_bench(
                 prompts,
                 plan.concurrency,
                 options,
-                lambda level, strategy: progress.on_note(f"{strategy}, {level} requests in flight"),
+                lambda level, strategy: progress.on_note(f"{strategy}, requests in flight: {level}"),
             )
     return BenchResults(
         manifest=manifest_of(artifact, config_of(artifact, plan, options)),

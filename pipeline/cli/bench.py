@@ -162,7 +162,7 @@ def bench(
     results = _measure(artifact, codec, rows, plan, replace(options, end_ids=codec.end_ids))
     if json_path is not None:
         save_json(json_path, results)
-    _show_results(results)
+    show_results(results)
 
 
 def _measure(
@@ -175,14 +175,14 @@ def _measure(
         return run_bench(artifact, codec, rows, plan, options, progress)
 
 
-def _show_results(results: BenchResults) -> None:
+def show_results(results: BenchResults) -> None:
     from pipeline.bench.report.report import headline, sections_of
 
     for section in sections_of(results):
         if section.is_measured and section.table is not None:
             output.table(section.table.columns, section.table.rows, section.title)
     if results.summary:
-        output.say(headline(results))
+        output.say(headline(results).replace("**", "").replace("`", ""))  # a terminal shows no Markdown
 
 
 def load(

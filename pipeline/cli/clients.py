@@ -159,7 +159,7 @@ def batch(
     OPENAI_API_KEY.
     """
     from pipeline.bench.report.results import require_other, require_writable
-    from pipeline.dynamo.batch import journal_path, read_batch, read_journal, run_batch
+    from pipeline.dynamo.batch import failure_text, journal_path, read_batch, read_journal, run_batch
     from pipeline.server.client import KEY_VARIABLE, api_key
 
     asked = read_batch(requests)
@@ -169,7 +169,7 @@ def batch(
     if known := sum(request.digest in journal for request in asked):
         output.note(f"{known} requests are done already ({journal_path(out)})")
     with output.steps("answering", len(asked) - known) as step:
-        num_failed = run_batch(
+        failed = run_batch(
             asked,
             out,
             _openai_url() if url is None else url,
@@ -179,10 +179,11 @@ def batch(
             on_done=step,
         )
     if as_json:
-        output.print_json({"out": str(out), "requests": len(asked), "failed": num_failed})
+        output.print_json({"out": str(out), "requests": len(asked), "failed": len(failed)})
     else:
-        output.say(f"{out}: {len(asked)} requests, {num_failed} failed")
-    if num_failed:
+        output.say(f"{out}: {len(asked)} requests, {len(failed)} failed")
+    if failed:
+        output.note(f"the first failed request: {failure_text(failed[0])}")
         raise typer.Exit(1)
 
 

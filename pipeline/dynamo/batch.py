@@ -92,11 +92,11 @@ def run_batch(
     concurrency: int,
     timeout_s: float,
     on_done: Callable[[str], None],
-) -> int:
+) -> list[dict[str, Any]]:
     """Send the requests that are not in the journal, then write the output. on_done: receives the custom_id of each
     finished request.
 
-    Returns the number of responses with a status other than 200. Raises ServerError if the server cannot be reached; a
+    Returns the lines of the output with a status other than 200. Raises ServerError if the server cannot be reached; a
     later run continues. Raises UserError for a file that is no journal, or if another run writes it."""
     lock, stop = threading.Lock(), threading.Event()
     with _client(base_url, api_key, timeout_s) as client, _opened_journal(out) as journal:
@@ -133,7 +133,18 @@ def run_batch(
         lines = [done[request.digest] for request in requests]
         write_whole(out, "".join(f"{line}\n" for line in lines))
         journal_path(out).unlink()
-    return sum(json.loads(line)["response"]["status_code"] != 200 for line in lines)
+    return [result for result in map(json.loads, lines) if result["response"]["status_code"] != 200]
+
+
+def failure_text(result: dict[str, Any]) -> str:
+    """Describe a failed request: custom_id, status, and the server's message."""
+    response = result["response"]
+    match response["body"]:
+        case {"error": {"message": str(message)}}:
+            reason = message
+        case other:
+            reason = json.dumps(other)
+    return f"{result['custom_id']} got status {response['status_code']}: {reason[:200]}"
 
 
 @contextmanager

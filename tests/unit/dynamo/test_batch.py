@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.dynamo import batch
-from pipeline.dynamo.batch import BatchRequest, journal_path, read_batch, run_batch
+from pipeline.dynamo.batch import BatchRequest, failure_text, journal_path, read_batch, run_batch
 from pipeline.errors import ServerError, UserError
 from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
@@ -62,9 +62,11 @@ def requests(*numbers: int) -> list[BatchRequest]:
 
 
 def run(asked: list[BatchRequest], out: Path, api: Api, concurrency: int = 4) -> int:
-    return run_batch(
+    """Number of failed requests."""
+    failed = run_batch(
         asked, out, api.url, api_key="k", concurrency=concurrency, timeout_s=PATIENCE_S, on_done=lambda custom_id: None
     )
+    return len(failed)
 
 
 def results(out: Path) -> list[tuple[str, int, int]]:
@@ -212,3 +214,14 @@ def test_what_is_no_url_of_an_api_is_refused(url, api, tmp_path):
     with pytest.raises(ServerError, match="is not"):
         run(requests(1), tmp_path / "out.jsonl", api)
     assert not journal_path(tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"error": {"message": "no such model"}}, "one got status 404: no such model"),
+        ({"detail": 3}, 'one got status 404: {"detail": 3}'),
+    ],
+)
+def test_a_failed_request_is_described_with_its_reason(body, sentence):
+    assert failure_text({"custom_id": "one", "response": {"status_code": 404, "body": body}}) == sentence

@@ -19,6 +19,7 @@ from pipeline.bench.report.report import (
 )
 from pipeline.bench.report.results import OVERALL, BenchResults, ConcurrencyRow
 from pipeline.bench.report.summary import summarize
+from pipeline.cli.bench import show_results
 from pipeline.decoding.cost import CostPoint
 from pipeline.engine.machine_load import MachineLoad
 from pipeline.errors import UserError
@@ -137,6 +138,13 @@ def test_a_busy_machine_is_noted() -> None:
     assert "<strong>The machine was busy</strong>" in html_of(busy)
     assert "busy" not in markdown_of(idle)
     assert "| load | other programs used 0.1 of 2 cores |" in markdown_of(idle)
+
+
+def test_a_terminal_gets_the_headline_without_marks(capsys: pytest.CaptureFixture[str]) -> None:
+    show_results(results(load=MachineLoad(1.9, 2)))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "The machine was busy (other programs used 1.9 of 2 cores)" in printed
+    assert not set("*`") & set(printed)
 
 
 def test_a_measurement_through_a_server_does_not_claim_empty_draft_sources() -> None:
