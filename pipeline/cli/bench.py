@@ -131,8 +131,8 @@ def bench(
     one_of("--turns", turns, ("first", "all"))
     if json_path is not None:
         require_writable(json_path, data)
-    check_url(url, allow_remote)
     resolved = resolve(model, profile, overrides)
+    check_url(url, allow_remote, resolved)
     names = None if strategies is None else words("--strategies", strategies)
     chosen_tasks = None if tasks is None else words("--tasks", tasks)
     options = MeasureOptions(
@@ -217,6 +217,7 @@ def load(
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.load import LoadPlan, run_load, summary_of
     from pipeline.decoding.request import SamplingParams
+    from pipeline.decoding.strategy import STRATEGIES
     from pipeline.server.startup import run_dir
     from pipeline.server.state import require_server
 
@@ -224,6 +225,8 @@ def load(
     target = url or require_server(run_dir(places()), takes_url=True).grpc_url
     check_url(target, allow_remote)
     names: list[str | None] = [None] if strategies is None else [*words("--strategies", strategies)]
+    for name in filter(None, names):
+        one_of("--strategies", name, STRATEGIES)
     sampling = SamplingParams(temperature=temperature, seed=seed)
     queries = [query_of(row.first_prompt(raw), max_new_tokens, name, sampling) for row in rows for name in names]
     plan = LoadPlan(concurrency, duration, max_requests, rate)

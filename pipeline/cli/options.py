@@ -117,8 +117,21 @@ def built_artifact(resolved: ResolvedConfig) -> Artifact:
         return planned_engine(resolved, places(), note=note).artifact
 
 
-def check_url(url: str | None, allow_remote: bool) -> None:
-    if url is not None:
-        from pipeline.bench.contenders.remote import check_address
+def check_url(url: str | None, allow_remote: bool, resolved: ResolvedConfig | None = None) -> None:
+    """Raise UserError unless url is the address of a server that may be called. resolved: what it should serve, which
+    is known of the server that `lookahead serve` started."""
+    if url is None:
+        return
+    from pipeline.bench.contenders.remote import check_address
+    from pipeline.server.startup import run_dir
+    from pipeline.server.state import find_server
 
-        check_address(url, allow_remote)
+    check_address(url, allow_remote)
+    state = None if resolved is None or allow_remote else find_server(run_dir(places()))
+    if state is None or resolved is None or url.rpartition(":")[2] != state.grpc_url.rpartition(":")[2]:
+        return
+    if (state.model, state.profile) != (resolved.model.name, resolved.profile.name):
+        raise UserError(
+            f"The server on {url} serves {state.model} with profile {state.profile}; name these with --model and "
+            "--profile."
+        )

@@ -111,8 +111,8 @@ def verify(
     rows = load_workload(data or DEFAULT_PROMPTS, num_prompts)
     if url is not None and not server:
         raise UserError("--url and --no-server contradict each other; leave one out.")
-    check_url(url, allow_remote)
     resolved = resolve(model, profile, overrides)
+    check_url(url, allow_remote, resolved)
     names = None if strategies is None else words("--strategies", strategies)
     in_process = backend_of(resolved.backend).in_process
     chosen = choose_strategies(resolved.profile, names) if in_process else []

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 from pipeline.bench.report.results import OVERALL, BenchResults, ConcurrencyRow, SummaryRow
 from pipeline.markdown import markdown_table
 
+# With fewer requests, all may be faster by chance: one time in 32 or more.
+FEW_REQUESTS = 5
+
 
 class Table(NamedTuple):
     """columns: their headings. rows: one text per column."""
@@ -98,6 +101,8 @@ def _verdict(best: SummaryRow, ours: Sequence[SummaryRow], others: Sequence[Summ
     """What the intervals permit to say of our best strategy."""
     if best.speedup_low is None or best.speedup_high is None:
         return "is the best strategy with drafts, measured once and so without an interval"
+    if best.num_requests < FEW_REQUESTS:
+        return "is the best strategy with drafts, measured too seldom to be sure"
     if best.speedup_high < 1:
         return "is the best strategy with drafts, but slower than none"
     if best.speedup_low <= 1:

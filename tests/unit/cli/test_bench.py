@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +33,30 @@ def test_what_the_engine_cannot_change_is_refused_before_it_is_built(
     assert caught.value.code == 2
     assert expected in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["bench", "verify"])
+def test_a_measurement_through_the_running_server_names_its_profile(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report would name another profile than the one that was measured."""
+    state = SimpleNamespace(grpc_url="127.0.0.1:8001", model="tiny-random-llama", profile="latency")
+    monkeypatch.setattr("pipeline.server.state.find_server", lambda folder: state)
+    monkeypatch.setattr("pipeline.bench.contenders.remote.check_address", lambda *arguments: None)
+    with pytest.raises(SystemExit) as caught:
+        cli.main((command, "-m", "tiny-random-llama", "-p", "throughput", "--url", "localhost:8001"))
+    assert caught.value.code == 2
+    assert "serves tiny-random-llama with profile latency; name these with" in capsys.readouterr().err
+
+
+def test_a_load_of_an_unknown_strategy_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pipeline.bench.contenders.remote.check_address", lambda *arguments: None)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(("load", "--url", "127.0.0.1:1", "--strategies", "trie,magic"))
+    assert caught.value.code == 2
+    assert "--strategies is 'magic'; it must be none or" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,16 @@ def test_a_single_measurement_claims_no_interval() -> None:
     assert "includes 1" not in text
 
 
+def test_two_prompts_are_too_few_for_a_verdict() -> None:
+    records = [record(name, seconds, id=str(number)) for number, scatter in enumerate((0.6, 0.9))
+               for name, seconds in (("none", 1.0), ("trie", scatter))]  # fmt: skip
+    text = headline(BenchResults(manifest={}, requests=records, summary=summarize(records)))
+    assert "fastest" not in text
+    assert "measured too seldom to be sure: 1.33 times `none` (1.11 to 1.67)" in text
+
+
 def test_a_strategy_is_not_fastest_if_another_lies_in_its_interval() -> None:
-    times = ((0.5, 0.52), (0.5, 0.48), (0.6, 0.62), (0.4, 0.4))
+    times = ((0.5, 0.52), (0.5, 0.48), (0.6, 0.62), (0.4, 0.4), (0.5, 0.5))
     records = [record(name, seconds, id=str(number)) for number, (trie, hybrid) in enumerate(times)
                for name, seconds in (("none", 1.0), ("trie", trie), ("hybrid", hybrid), ("slow", 0.9))]  # fmt: skip
     text = headline(BenchResults(manifest={}, requests=records, summary=summarize(records)))
@@ -107,7 +115,7 @@ def test_a_strategy_is_not_fastest_if_another_lies_in_its_interval() -> None:
 
 
 def test_the_headline_praises_ours_and_sets_the_baselines_beside_it() -> None:
-    records = [record(name, seconds, id=str(number)) for number in range(3)
+    records = [record(name, seconds, id=str(number)) for number in range(5)
                for name, seconds in (("none", 2.0), ("trie", 1.0), ("hf", 0.5), ("hf-prompt-lookup", 4.0))]  # fmt: skip
     manifest = {"config": {"baselines": ["hf", "hf-prompt-lookup"]}}
     text = headline(BenchResults(manifest=manifest, requests=records, summary=summarize(records)))
@@ -125,7 +133,7 @@ def test_a_baseline_whose_outputs_differ_is_no_fault_of_ours() -> None:
 
 
 def test_a_strategy_whose_interval_includes_1_is_not_called_fastest() -> None:
-    records = [record(name, seconds, id=str(number)) for number, scatter in enumerate((0.8, 1.0, 1.3))
+    records = [record(name, seconds, id=str(number)) for number, scatter in enumerate((0.8, 1.0, 1.3, 0.8, 1.2))
                for name, seconds in (("none", 1.0), ("trie", scatter))]  # fmt: skip
     text = headline(BenchResults(manifest={}, requests=records, summary=summarize(records)))
     assert "fastest" not in text
