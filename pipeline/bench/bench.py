@@ -19,12 +19,12 @@ from pipeline.bench.report.results import BenchResults, ConcurrencyRow, RequestR
 from pipeline.bench.report.summary import summarize
 from pipeline.config.places import places
 from pipeline.config.schema import ResolvedConfig
+from pipeline.config.threads import num_threads
 from pipeline.decoding.cost import CostPoint
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import backend_of
 from pipeline.engine.cost_curve import cost_curve_path
 from pipeline.engine.machine_load import LoadMeter
-from pipeline.engine.torch.load import num_threads
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import UserError
 from pipeline.triton_models.text_codec import TextCodec
@@ -204,14 +204,16 @@ def _measure(
     progress: Progress,
 ) -> list[RequestRecord]:
     resolved = artifact.resolved
-    quantization = resolved.profile.engine.quantization
+    profile, quantization = resolved.profile, resolved.profile.engine.quantization
     max_seq_len = min(traits.max_seq_len for traits in _targets(resolved, plan))
     transformers = [name for name in plan.baselines if name in BASELINES]
     contenders += load_baselines(
         transformers, artifact.engine_dir, resolved.dtype, resolved.device, max_seq_len, quantization
     )
     llama_cpp = [name for name in plan.baselines if name in LLAMA_CPP_BASELINES]
-    contenders += load_llama_cpp(llama_cpp, resolved.model, places().cache, max_seq_len, num_threads())
+    contenders += load_llama_cpp(
+        llama_cpp, resolved.model, places().cache, max_seq_len, num_threads(profile.server.replicas)
+    )
     return measure(contenders, rows, codec, options, progress.on_record)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,9 +38,12 @@ from pipeline.errors import ServerError, UserError
 if TYPE_CHECKING:
     from pipeline.bench.data.workload import WorkloadRow
     from pipeline.bench.verify.verify import Comparison
+    from pipeline.decoding.tree import IntArray
     from pipeline.engine.artifact import Artifact
     from pipeline.engine.contract import Engine
 
+    # Prompt and output tokens of each prompt.
+    Outputs = Iterable[tuple[IntArray, list[int]]]
 
 # Number of prompts and tokens with --quick.
 QUICK_PROMPTS, QUICK_TOKENS = 3, 24
@@ -71,6 +74,10 @@ def verify(
     ] = None,
     logits: Annotated[
         bool, typer.Option("--logits", help="Also compare the bits of the logits (engines with the lean pass).")
+    ] = False,
+    reference: Annotated[
+        bool,
+        typer.Option("--reference", help="Also compare greedy outputs with transformers and the checkpoint's weights."),
     ] = False,
     seed: Seed = 0,
     url: Annotated[
@@ -122,7 +129,7 @@ def verify(
     artifact = built_artifact(resolved)
     if not in_process:
         address = url or _server_of(artifact)
-        comparisons = _compare_through_server(artifact, address, names, rows, max_new_tokens, raw)
+        comparisons, outputs = _compare_through_server(artifact, address, names, rows, max_new_tokens, raw)
     else:
         if logits:
             _require_same_bits(artifact)
@@ -133,8 +140,10 @@ def verify(
         if server and url is None:
             url = _server_of(artifact)
             output.note("no server of this model is running; comparing in process" if url is None else f"server: {url}")
-        comparisons = _compare_in_process(artifact, url, chosen, rows, max_new_tokens, raw, seed, grammar, logits)
-    _show_comparisons(comparisons, artifact, as_json)
+        comparisons, outputs = _compare_in_process(
+            artifact, url, chosen, rows, max_new_tokens, raw, seed, grammar, logits
+        )
+    _show_comparisons(comparisons, artifact, as_json, _agreement(artifact, outputs) if reference else None)
 
 
 def _server_of(artifact: Artifact) -> str | None:
@@ -167,9 +176,10 @@ def _compare_in_process(
     seed: int,
     grammar: Path | None,
     logits: bool,
-) -> list[Comparison]:
-    """Run all comparisons in process, and with url also those through that server. grammar: file with a grammar that
-    all outputs must match. logits: also compare the bits of the logits in process."""
+) -> tuple[list[Comparison], Outputs]:
+    """Run all comparisons in process, and with url also those through that server. Returns them and the greedy outputs
+    of plain decoding. grammar: file with a grammar that all outputs must match. logits: also compare the bits of the
+    logits in process."""
     from pipeline.bench.bench import check_lengths
     from pipeline.bench.contenders.in_process import open_in_process
     from pipeline.bench.contenders.remote import require_server_of
@@ -214,7 +224,15 @@ def _compare_in_process(
         output.say(
             f"grammar: {num_finished} outputs finished and match, {num_outputs - num_finished} were cut by length"
         )
-    return comparisons
+    return comparisons, ((prompt.prompt_ids, references[prompt.prompt_id, "greedy"]) for prompt in prompts)
+
+
+def _agreement(artifact: Artifact, outputs: Outputs) -> float:
+    """Share of the tokens of greedy outputs that transformers would choose too."""
+    from pipeline.bench.verify.reference import agreement, load_reference
+
+    output.note("comparing with transformers and the checkpoint's weights")
+    return agreement(load_reference(artifact.resolved, places()), outputs)
 
 
 def _has_same_bits(artifact: Artifact) -> bool:
@@ -241,8 +259,8 @@ def _compare_through_server(
     rows: Sequence[WorkloadRow],
     max_new_tokens: int,
     raw: bool,
-) -> list[Comparison]:
-    """Run all comparisons through a server. Raises ServerError if there is none."""
+) -> tuple[list[Comparison], Outputs]:
+    """As `_compare_in_process`, with all comparisons through a server. Raises ServerError if there is none."""
     from pipeline.bench.contenders.in_process import codec_of
     from pipeline.bench.data.workload import first_prompts
     from pipeline.bench.measure import MeasureOptions
@@ -273,19 +291,26 @@ def _compare_through_server(
 
     output.note(f"server: {url}; greedy outputs only, as this backend's sampling depends on the steps of a request")
     with output.steps("comparing", len(prompts) * (2 * len(chosen) - 1)) as step:
-        return verify_remote(url, judge, chosen, prompts, options, lambda comparison: step("comparing"))
+        comparisons, found = verify_remote(url, judge, chosen, prompts, options, lambda comparison: step("comparing"))
+    return comparisons, ((prompt.prompt_ids, found[prompt.prompt_id]) for prompt in prompts)
 
 
-def _show_comparisons(comparisons: list[Comparison], artifact: Artifact, as_json: bool) -> None:
+def _show_comparisons(
+    comparisons: list[Comparison], artifact: Artifact, as_json: bool, share: float | None = None
+) -> None:
+    """share: agreement with transformers, if computed."""
     from dataclasses import asdict
 
+    from pipeline.bench.verify.reference import LEAST_AGREEMENT, disagreement_sentence
     from pipeline.bench.verify.verify import is_lossless, verdict_sentence, verdict_table
 
     lossless = is_lossless(comparisons)
+    agrees = share is None or share >= LEAST_AGREEMENT
     if as_json:
         output.print_json(
             {
                 "lossless": lossless,
+                "agreement": share,
                 "fingerprint": artifact.manifest.fingerprint_digest,
                 "dtype": artifact.resolved.dtype,
                 "comparisons": [asdict(comparison) for comparison in comparisons],
@@ -300,5 +325,7 @@ def _show_comparisons(comparisons: list[Comparison], artifact: Artifact, as_json
         near_ties = sum(comparison.verdict == "near_tie" for comparison in comparisons)
         yes = f"yes, up to rounding: {near_ties} near-ties, not a bug" if near_ties else "yes"
         output.say(f"lossless: {yes if lossless else 'NO, see the differences above'}")
-    if not lossless:
+        if share is not None:
+            output.say(f"agreement with transformers: {share:.0%}" if agrees else disagreement_sentence(share))
+    if not (lossless and agrees):
         raise typer.Exit(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 # Environment variable with the number of threads of a pass. torch reads it once, at import.
@@ -21,6 +21,13 @@ def wait_by_default(environment: MutableMapping[str, str]) -> None:
     name, value = WAIT_POLICY
     if environment.get(name) == value:
         del environment[name]
+
+
+def num_threads(replicas: int = 1, environment: Mapping[str, str] = os.environ) -> int:
+    """Number of threads of a pass: the environment variable `NUM_THREADS`, else one per core, where the replicas of a
+    server share the cores."""
+    asked = environment.get(NUM_THREADS, "")
+    return int(asked) if asked.isdecimal() and int(asked) > 0 else max(1, available_cores() // replicas)
 
 
 def available_cores(groups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from pipeline.config.schema import Frozen
-from pipeline.config.threads import available_cores
+from pipeline.config.threads import available_cores, num_threads
 from pipeline.decoding.cost import CostCurve, CostPoint
 from pipeline.engine.artifact import COSTS, Artifact
 from pipeline.engine.backend import backend_of
@@ -34,6 +34,7 @@ class CostKey(Frozen):
     device: str
     processor: str = Field(description="Name of the processor or GPU.")
     num_cores: int = Field(ge=1)
+    num_threads: int | None = Field(None, description="Threads of a pass, if not one per core.")
     processes: str = Field(description="Number of processes of a pass, and the setting that asks for them.")
 
 
@@ -68,18 +69,21 @@ def cost_key(artifact: Artifact) -> CostKey:
     """The key of an artifact's cost curve on this machine."""
     fingerprint, resolved = artifact.manifest.fingerprint, artifact.resolved
     setting, num_ranks = resolved.ranks
+    num_cores, threads = available_cores(), num_threads(resolved.profile.server.replicas)
     return CostKey(
         files=backend_of(fingerprint.backend).files_digest(fingerprint),
         device=fingerprint.device,
         processor=_gpu_name() if resolved.device == "cuda" else cpu_name(),
-        num_cores=available_cores(),
+        num_cores=num_cores,
+        num_threads=None if threads == num_cores else threads,
         processes="1" if num_ranks == 1 else f"{setting} = {num_ranks}",
     )
 
 
 def cost_curve_path(artifact: Artifact) -> Path:
     """Path of the curve of an artifact, measured or not."""
-    return artifact.folder.parent / COSTS / f"{digest_of(cost_key(artifact).model_dump(mode='json'))[:16]}.json"
+    key = cost_key(artifact).model_dump(mode="json", exclude_none=True)
+    return artifact.folder.parent / COSTS / f"{digest_of(key)[:16]}.json"
 
 
 def save_cost_curve(artifact: Artifact, points: tuple[CostPoint, ...], load: MachineLoad) -> CostCurveFile:

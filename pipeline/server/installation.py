@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.places import CODE, Places, expanded
-from pipeline.config.threads import NUM_THREADS, WAIT_POLICY, available_cores
+from pipeline.config.threads import NUM_THREADS, WAIT_POLICY, num_threads
 from pipeline.decoding import compile_cache
 from pipeline.errors import ServerError
 
@@ -143,7 +143,7 @@ def server_environment(
         paths = [str(library.parent), environment.get("LD_LIBRARY_PATH", "")]
         result["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
     result.setdefault(*WAIT_POLICY)
-    result.setdefault(NUM_THREADS, str(max(1, available_cores() // replicas)))
+    result.setdefault(NUM_THREADS, str(num_threads(replicas, environment)))
     # The stubs may run another interpreter than the virtual environment, whose compiled loops they reuse.
     result[compile_cache.VARIABLE] = str(compile_cache.cache_path().parent)
     return result | served_variables(places)

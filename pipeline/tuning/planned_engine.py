@@ -84,7 +84,8 @@ def _rows_to_continue(artifact: Artifact, retake: bool) -> FirstRows | None:
     """The stored first rows if more must be computed, else None. Profiles with token recycling on an engine in process
     need them. retake: continue rows that exceeded the time limit."""
     resolved = artifact.resolved
-    recycles = any(source.kind == "recycling" for source in resolved.profile.drafting.sources)
+    drafts = resolved.profile.engine.max_draft_tokens > 0
+    recycles = drafts and any(source.kind == "recycling" for source in resolved.profile.drafting.sources)
     if not recycles or not backend_of(resolved.backend).in_process:
         return None
     stored = load_first_rows(artifact)

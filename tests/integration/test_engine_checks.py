@@ -27,7 +27,7 @@ def test_all_checks_pass_on_a_cpu_and_the_report_holds_what_they_found(where: Pl
 
     results = {result["name"]: result for result in run_checks(options, where, lambda text: None, on_result)}
 
-    assert counts == [1, 2, 3, 4]
+    assert counts == [1, 2, 3, 4, 5]
     assert [name for name, result in results.items() if not result["passed"]] == []
     assert 0 <= results["exactness"]["largest_logit_gap"]["float32"] < 1e-3
     points = results["curve tiny"]["points"]
@@ -39,18 +39,36 @@ def test_all_checks_pass_on_a_cpu_and_the_report_holds_what_they_found(where: Pl
     sizes = results["lookahead"]["table"]
     assert len(sizes) == 8
     assert all(row["acceptance_length"] >= 1 and row["speedup at tiny"] > 0 for row in sizes)
-    assert json.loads((tmp_path / "engine.json").read_text())["checks"][3]["name"] == "lookahead"
+    assert json.loads((tmp_path / "engine.json").read_text())["checks"][4]["name"] == "lookahead"
     text = (tmp_path / "engine.md").read_text()
     assert "| batch_size | num_tokens | ms | over_floor | over_least |" in text
-    assert text.count("| passed |") == 4
+    assert text.count("| passed |") == 5
 
 
 def test_a_check_that_fails_is_recorded_and_the_next_one_runs(where: Places) -> None:
     options = CheckOptions("cpu", "no-such-model", (), num_prompts=1, max_new_tokens=4)
-    drafts, lookahead = run_checks(options, where, lambda text: None, lambda results: None)[1:]
+    _, drafts, lookahead = run_checks(options, where, lambda text: None, lambda results: None)[1:]
     assert not drafts["passed"]
     assert not lookahead["passed"]
     assert "There is no model 'no-such-model'" in drafts["error"]
+
+
+def test_wrong_weights_fail_although_the_engine_agrees_with_itself(where: Places, monkeypatch: Any) -> None:
+    opened = engine_checks._open_model
+
+    def damaged(*args: Any) -> Any:
+        found = opened(*args)
+        norms = found.engine._runner._tensors["input_norm"].copy()
+        found.engine._runner._tensors["input_norm"] = np.ascontiguousarray(norms[:, ::-1]) * 3
+        found.engine._runner._norms = found.engine._runner._norm_table()
+        return found
+
+    monkeypatch.setattr(engine_checks, "_open_model", damaged)
+    options = CheckOptions("cpu", "tiny-random-llama", (), num_prompts=1, max_new_tokens=16)
+    found = run_checks(options, where, lambda text: None, lambda results: None)
+    passed = {each["name"]: each["passed"] for each in found}
+    assert passed == {"exactness": True, "reference": False, "drafts": True, "lookahead": True}
+    assert "The engine has other weights, or computes another model." in found[1]["error"]
 
 
 def exactness_of(where: Places) -> dict[str, Any]:

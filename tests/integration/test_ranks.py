@@ -145,8 +145,8 @@ def test_what_a_process_refuses_is_said_once(
     artifact = planned_engine(tiny("engine.lookahead_parallel=2"), where).artifact
     from pipeline.engine.torch import ranks
 
-    whole = ranks.load_rank(artifact)
-    monkeypatch.setattr(ranks, "load_rank", lambda artifact: whole)
+    whole = ranks.load_rank(artifact, 0, 1)
+    monkeypatch.setattr(ranks, "load_rank", lambda artifact, rank, num_threads: whole)
     elsewhere = artifact.resolved.model_copy(update={"device": "cuda"})
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(BuildError, match="no CUDA device is available here"):
@@ -167,8 +167,8 @@ def test_a_process_that_does_not_come_up_is_reported(
     artifact = planned_engine(tiny("engine.lookahead_parallel=2", "model.dtype=float16"), own_places(tmp_path)).artifact
     from pipeline.engine.torch import ranks
 
-    whole = ranks.load_rank(artifact)
-    monkeypatch.setattr(ranks, "load_rank", lambda artifact: whole)
+    whole = ranks.load_rank(artifact, 0, 1)
+    monkeypatch.setattr(ranks, "load_rank", lambda artifact, rank, num_threads: whole)
     for path in artifact.engine_dir.glob("*.safetensors"):
         path.unlink()
     with pytest.raises(BuildError, match=r"Process rank-1 of engine\.lookahead_parallel = 2 ended while it loaded"):

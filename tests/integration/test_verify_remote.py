@@ -9,6 +9,7 @@ import pytest
 from pipeline.bench.contenders.in_process import codec_of
 from pipeline.bench.data.workload import DEFAULT_PROMPTS, first_prompts, load_workload
 from pipeline.bench.measure import MeasureOptions
+from pipeline.bench.verify.reference import LEAST_AGREEMENT, agreement, load_reference
 from pipeline.bench.verify.remote import judging_config, remote_strategies, verify_remote
 from pipeline.bench.verify.verify import is_lossless
 from pipeline.engine.build import build_engine
@@ -34,7 +35,9 @@ def test_trie_drafts_change_nothing(tmp_path: Path) -> None:
     strategies = remote_strategies(resolved, None)
     assert strategies == ["none", "trie"]
     with running(served, where, tmp_path / "run") as server:
-        comparisons = verify_remote(server.state.grpc_url, judge, strategies, prompts, options)
+        comparisons, outputs = verify_remote(server.state.grpc_url, judge, strategies, prompts, options)
         assert is_lossless(comparisons)
         assert {c.verdict for c in comparisons} == {"identical"}
         assert len(comparisons) == 3 + 6
+    found = [(prompt.prompt_ids, outputs[prompt.prompt_id]) for prompt in prompts]
+    assert agreement(load_reference(resolved, where), found) >= LEAST_AGREEMENT

@@ -2,6 +2,7 @@
 
 exactness   logits of trees against those of paths, and every strategy against plain decoding, on a random tiny model
 curves      pass times of random-weight models of large shapes against the time to read their weights once
+reference   greedy tokens of a real model against transformers with the checkpoint's weights
 drafts      tokens and speed of every strategy against plain decoding with a real model
 lookahead   acceptance of W, N, G with the real model, and the resulting speed on the shapes of `curves`
 """
@@ -17,13 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.bench.contenders.in_process import InProcess, choose_strategies, open_in_process
+from pipeline.bench.contenders.in_process import BASELINE, InProcess, choose_strategies, open_in_process
 from pipeline.bench.data.workload import DEFAULT_PROMPTS, WorkloadRow, first_prompts, load_workload
-from pipeline.bench.measure import MeasureOptions, measure
+from pipeline.bench.measure import MeasureOptions, make_request, measure
 from pipeline.bench.report.results import OVERALL
 from pipeline.bench.report.summary import summarize
 from pipeline.bench.tune import LOOKAHEADS, Candidate, candidates, tune
 from pipeline.bench.validation.shapes import LARGE_SHAPES, SHAPES, TINY, bandwidth, bytes_read, random_model
+from pipeline.bench.verify.reference import agreement, disagreement_sentence, load_reference
 from pipeline.bench.verify.verify import (
     EPSILON,
     NEAR_TIE_ULPS,
@@ -47,6 +49,8 @@ Values = dict[str, Any]
 GRID = CostGrid((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 4, 16), (512,), max_pass_tokens=1024)
 # Differences that rounding can explain. The logits of the random tiny model are below 1.
 _LARGEST_GAPS = {"float32": 1e-3, "bfloat16": NEAR_TIE_ULPS * EPSILON["bfloat16"]}
+# As above, for the logits of a real model in float32.
+_REFERENCE_GAP = 0.01
 _LIMITS = EngineLimits(max_batch_size=16, max_seq_len=1024, max_num_tokens=1024, max_draft_tokens=255, vocab_size=0)
 
 
@@ -75,6 +79,7 @@ def checks(options: CheckOptions, places: Places, note: Note) -> Iterator[tuple[
     yield "exactness", lambda: exactness(options.device, places, note)
     for shape in options.shapes:
         yield f"curve {shape}", lambda shape=shape: _curve(shape, options.device, curves)  # type: ignore[misc]
+    yield "reference", lambda: reference(model(), options, places)
     yield "drafts", lambda: drafts(model(), options)
     yield "lookahead", lambda: lookahead_sizes(model(), options, curves)
 
@@ -139,6 +144,21 @@ def curve(shape: str, device: Device) -> tuple[Values, CostCurve]:
         "critical_decoding_length": critical_decoding_length(points),
     }
     return {"summary": summary, "points": rows}, found
+
+
+def reference(opened: InProcess, options: CheckOptions, places: Places) -> Values:
+    """Compare greedy tokens of plain decoding with those of transformers and the checkpoint's weights, in float32."""
+    artifact = opened.artifact
+    prompts = first_prompts(
+        opened.codec, load_workload(DEFAULT_PROMPTS, options.num_prompts), not artifact.resolved.model.chat_template
+    )
+    settings, plain = MeasureOptions(options.max_new_tokens, opened.end_ids), opened.contender(BASELINE)
+    outputs = [
+        (each.prompt_ids, plain.generate(make_request(settings, each.prompt_ids), each.prompt).output_ids)
+        for each in prompts
+    ]
+    share = agreement(load_reference(artifact.resolved, places), outputs, _REFERENCE_GAP)
+    return {"passed": share == 1.0, "error": "" if share == 1.0 else disagreement_sentence(share), "agreement": share}
 
 
 def drafts(opened: InProcess, options: CheckOptions) -> Values:

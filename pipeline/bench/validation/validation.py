@@ -91,7 +91,7 @@ def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[Stage, ...]:
     limited = ("--limit", str(plan.num_prompts), *amount)
     prompts = ("--num-prompts", str(plan.num_prompts), *amount)
     one_prompt = ("generate", PROMPT, "--max-tokens", "32", "--json")
-    verify = ("verify", *which, "--url", SERVER, "--strategies", strategies, *prompts)
+    verify = ("verify", *which, "--url", SERVER, "--strategies", strategies, "--reference", *prompts)
     load = ("load", "--concurrency", "8", "--duration", f"{plan.load_seconds:g}", "--json")
     switch = ("switch", "--profile", plan.other_profile, *_set(plan.overrides))
     bench = ("bench", *which, "--url", SERVER, "--data", str(plan.data), "--strategies", strategies, *limited)
@@ -101,7 +101,7 @@ def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[Stage, ...]:
         Stage("engine", "build of the engine", ("engine", *which), ("plan",)),
         Stage("serve", "start of the server", ("serve", *which, "--background"), ("engine",)),
         Stage("generate", "one prompt", one_prompt, ("serve",)),
-        Stage("verify", "identical tokens under every strategy", verify, ("serve",)),
+        Stage("verify", "identical tokens under every strategy, and those of transformers", verify, ("serve",)),
         Stage("bench", "speed of each strategy", (*bench, "--json", bench_json), ("serve",)),
         Stage("load", "eight clients at once", load, ("serve",)),
         Stage("switch", f"profile {plan.other_profile} on the running server", switch, ("serve",)),

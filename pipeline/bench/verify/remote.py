@@ -85,8 +85,9 @@ def verify_remote(
     prompts: Sequence[NamedPrompt],
     options: MeasureOptions,
     on_comparison: Callable[[Comparison], None] = lambda comparison: None,
-) -> list[Comparison]:
-    """Comparisons of every strategy, one request at a time and many at once. strategies: plain decoding first."""
+) -> tuple[list[Comparison], dict[str, list[int]]]:
+    """Comparisons of every strategy, one request at a time and many at once, and the outputs of plain decoding by
+    prompt id. strategies: plain decoding first."""
     greedy = replace(options, sampling=SamplingParams())
     # Plain decoding comes first, one request at a time: those are the reference outputs.
     answers = list(answers_of(url, _queries(prompts, strategies, greedy)))
@@ -105,7 +106,7 @@ def verify_remote(
             comparison = compare(*judge(), request, references[prompt_id], tokens, *place)
         comparisons.append(comparison)
         on_comparison(comparison)
-    return comparisons
+    return comparisons, references
 
 
 def answers_of(

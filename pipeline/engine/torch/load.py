@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 from pipeline.checkpoint.architectures import WITHOUT_WINDOWS
-from pipeline.config.threads import NUM_THREADS, available_cores
+from pipeline.config.threads import num_threads
 from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import EngineLimits
@@ -21,15 +18,15 @@ def load_engine(artifact: Artifact) -> SlotEngine | ParallelEngine:
     further processes, which end with this one. Raises BuildError if the device is missing."""
     _, num_ranks = artifact.resolved.ranks
     if num_ranks == 1:
-        return load_rank(artifact)
+        return load_rank(artifact, 0, num_threads(artifact.resolved.profile.server.replicas))
     from pipeline.engine.torch.ranks import start_ranks
 
     return start_ranks(artifact)
 
 
-def load_rank(artifact: Artifact, rank: int = 0) -> SlotEngine:
-    """Load the engine of one process. rank: also the number of its CUDA device. With tensor parallelism all ranks must
-    load at the same time."""
+def load_rank(artifact: Artifact, rank: int, num_threads: int) -> SlotEngine:
+    """Load the engine of one process. rank: also the number of its CUDA device. num_threads: of a pass on the CPU. With
+    tensor parallelism all ranks must load at the same time."""
     if artifact.resolved.device == "cuda":
         _require_cuda(artifact)
     warm_up()
@@ -37,12 +34,12 @@ def load_rank(artifact: Artifact, rank: int = 0) -> SlotEngine:
     if plan is None:
         from pipeline.engine.torch.load_transformers import load_transformers
 
-        return load_transformers(artifact, rank)
+        return load_transformers(artifact, rank, num_threads)
     if artifact.resolved.model.architecture in WITHOUT_WINDOWS:  # earlier builds copied windows that models ignore
         plan = plan.model_copy(update={"windows": (0,) * plan.num_layers})
     from pipeline.engine.torch.lean.engine import LeanEngine
 
-    return LeanEngine(artifact.engine_dir, plan, limits_of(artifact, plan.vocab_size), num_threads())
+    return LeanEngine(artifact.engine_dir, plan, limits_of(artifact, plan.vocab_size), num_threads)
 
 
 def _require_cuda(artifact: Artifact) -> None:
@@ -65,13 +62,3 @@ def limits_of(artifact: Artifact, vocab_size: int) -> EngineLimits:
         max_draft_tokens=sizes.max_draft_tokens,
         vocab_size=vocab_size,
     )
-
-
-def num_threads() -> int:
-    """Number of threads of a pass: torch's if torch is loaded, else the environment variable `NUM_THREADS`, else the
-    cores of this process."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        return int(torch.get_num_threads())
-    asked = os.environ.get(NUM_THREADS, "")
-    return int(asked) if asked.isdecimal() and int(asked) > 0 else available_cores()

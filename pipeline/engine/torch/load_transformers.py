@@ -7,7 +7,6 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
-from pipeline.config.threads import available_cores
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.torch.engine import TorchEngine
 from pipeline.engine.torch.linear_layers import can_quantize
@@ -16,11 +15,11 @@ from pipeline.engine.torch.quantized_files import load_quantized
 from pipeline.errors import BuildError
 
 
-def load_transformers(artifact: Artifact, rank: int) -> TorchEngine:
+def load_transformers(artifact: Artifact, rank: int, num_threads: int) -> TorchEngine:
     """Load the engine of one process; see `load_rank`. Raises BuildError if the kernels for int8 are missing."""
     resolved = artifact.resolved
     device = f"cuda:{rank}" if resolved.device == "cuda" else "cpu"
-    torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
+    torch.set_num_threads(min(torch.get_num_threads(), num_threads))
     transformers_logging.disable_progress_bar()  # commands show their own progress
     sizes, dtype = resolved.profile.engine, getattr(torch, resolved.dtype)
     num_shards = resolved.model.parallelism.tensor

@@ -22,6 +22,7 @@ from torch import distributed
 from transformers import AutoConfig
 
 from pipeline.checkpoint.model_config import kv_heads
+from pipeline.config import threads
 from pipeline.config.schema import Device
 from pipeline.decoding.split import split_tree
 from pipeline.engine.artifact import Artifact
@@ -109,20 +110,18 @@ def start_ranks(artifact: Artifact) -> ParallelEngine:
     if is_spread:
         _check_heads(artifact, num_ranks)
     # On a CPU the ranks share the cores.
-    num_threads = max(1, torch.get_num_threads() // num_ranks)
+    num_threads = max(1, threads.num_threads() // num_ranks)
     port = _free_port()
     started = _start_followers(artifact, num_ranks, port, num_threads)
     leader = PipeLeader(started, setting)
     try:
-        if device == "cpu":
-            torch.set_num_threads(num_threads)
-        engine = None if is_spread else load_rank(artifact)
+        engine = None if is_spread else load_rank(artifact, 0, num_threads)
         for process, line in started:
             _await_ready(process, line, f"{setting} = {num_ranks}")
         if engine is not None:
             return ParallelEngine(engine, leader, split_tree)
         _join(device, 0, num_ranks, port)
-        return ParallelEngine(load_rank(artifact), leader, whole_tree)
+        return ParallelEngine(load_rank(artifact, 0, num_threads), leader, whole_tree)
     except BaseException:
         leader.close()
         raise
@@ -181,17 +180,16 @@ def _await_ready(process: BaseProcess, line: Connection, setting: str) -> None:
 
 def _follower(artifact: Artifact, rank: int, num_ranks: int, port: int, num_threads: int, line: Connection) -> None:
     """The main function of a follower. It ends silently with the leader."""
-    torch.set_num_threads(num_threads)
     try:
         # All ranks load a tensor-parallel model together, below.
-        engine = None if artifact.resolved.model.parallelism.tensor > 1 else load_rank(artifact, rank)
+        engine = None if artifact.resolved.model.parallelism.tensor > 1 else load_rank(artifact, rank, num_threads)
     except UserError as error:
         line.send(str(error))  # the leader reports it
         return
     line.send(None)
     if engine is None:
         _join(artifact.resolved.device, rank, num_ranks, port)
-        engine = load_rank(artifact, rank)
+        engine = load_rank(artifact, rank, num_threads)
     with suppress(ConnectionError):
         follow(Rank(engine, rank), line)
     if distributed.is_initialized():

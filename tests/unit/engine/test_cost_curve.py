@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.checkpoint.fetch import known_content_hash
 from pipeline.config.resolution import resolve_config
+from pipeline.config.threads import NUM_THREADS
 from pipeline.decoding.cost import CostPoint
 from pipeline.engine import cost_curve
 from pipeline.engine.artifact import Artifact, Manifest
@@ -73,6 +74,16 @@ def test_the_key_names_the_processor_and_the_cores(tmp_path: Path) -> None:
     key = cost_key(artifact(tmp_path))
     assert key.processor
     assert key.num_cores >= 1
+
+
+def test_each_number_of_threads_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_curve, "available_cores", lambda: 6)
+    monkeypatch.setattr("pipeline.config.threads.available_cores", lambda: 6)
+    paths = set()
+    for threads, settings in [(None, ()), ("6", ()), ("2", ()), (None, ("server.replicas=2",))]:
+        monkeypatch.setenv(NUM_THREADS, threads or "")
+        paths.add(cost_curve_path(artifact(tmp_path, *settings)))
+    assert len(paths) == 3
 
 
 def test_each_number_and_kind_of_processes_has_its_own(tmp_path: Path) -> None:

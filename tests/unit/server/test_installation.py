@@ -44,7 +44,7 @@ def test_the_variable_wins_over_the_container_and_that_over_the_path(tmp_path):
 
 @pytest.mark.parametrize(("replicas", "num_threads"), [(1, 6), (2, 3), (9, 1)])
 def test_a_served_engine_computes_on_all_cores_which_replicas_share(replicas, num_threads, monkeypatch):
-    monkeypatch.setattr("pipeline.server.installation.available_cores", lambda: 6)
+    monkeypatch.setattr("pipeline.config.threads.available_cores", lambda: 6)
     installation = Installation(Path("/opt/tritonserver"), "container")
     found = server_environment(places(), installation, {}, replicas=replicas)
     assert found["OMP_NUM_THREADS"] == str(num_threads)

@@ -196,3 +196,9 @@ def test_without_a_template_a_pass_begins_with_a_token_that_the_model_has(
     config = json.loads((artifact.engine_dir / "config.json").read_text(encoding="utf-8"))
     (artifact.engine_dir / "config.json").write_text(json.dumps({**config, "bos_token_id": bos}), encoding="utf-8")
     assert opening_of(artifact, 300).tolist() == [0]
+
+
+def test_an_engine_without_drafts_needs_no_first_rows(where: Places) -> None:
+    overrides = ("engine.max_draft_tokens=0", "drafting.max_draft_tokens=0", "drafting.strategy=none")
+    result = planned_engine(tiny(*overrides, "engine.quantization=none", "drafting.planner=fixed"), where)
+    assert result.artifact.resolved.profile.engine.max_draft_tokens == 0

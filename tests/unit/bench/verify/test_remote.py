@@ -56,7 +56,7 @@ class Judge:
 def run(monkeypatch: pytest.MonkeyPatch, outputs: dict[str, list[int]], judge: Judge) -> list[Any]:
     monkeypatch.setattr(module, "generate", answer_with(outputs))
     options = MeasureOptions(max_new_tokens=8, end_ids=frozenset({END}))
-    return verify_remote("h:1", judge, list(outputs), PROMPTS, options)  # type: ignore[arg-type]
+    return verify_remote("h:1", judge, list(outputs), PROMPTS, options)[0]  # type: ignore[arg-type]
 
 
 def test_equal_outputs_need_no_judge(monkeypatch):

@@ -1,0 +1,52 @@
+"""Agreement of an engine's outputs with transformers and the checkpoint's own weights.
+
+All other comparisons are between outputs of one engine, which also agree if its weights are wrong. Here transformers
+computes one pass over prompt and output. An output token counts as right if its logit is at most `tolerance` below the
+best one, so one early near-tie does not spoil the tokens after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.checkpoint.convert import load_weights
+from pipeline.checkpoint.fetch import fetch
+from pipeline.checkpoint.model_config import read_config
+from pipeline.config.places import Places
+from pipeline.config.schema import ResolvedConfig
+from pipeline.decoding.tree import IntArray
+
+# Least share of right tokens. Quantized weights lose some; wrong weights leave next to none.
+LEAST_AGREEMENT = 0.75
+
+
+def load_reference(resolved: ResolvedConfig, places: Places) -> Any:
+    """The model's checkpoint in transformers, in the resolved dtype, on the GPU if torch finds one."""
+    architecture = resolved.model.architecture
+    checkpoint = fetch(resolved.model, places.cache)
+    config = read_config(checkpoint.folder, architecture, checkpoint.gguf_file)
+    model: Any = load_weights(checkpoint, config, resolved.dtype)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+@torch.inference_mode()
+def agreement(model: Any, outputs: Iterable[tuple[IntArray, Sequence[int]]], tolerance: float = 0.0) -> float:
+    """Share of right tokens of greedy outputs. outputs: prompt and output tokens."""
+    num_right = num_tokens = 0
+    for prompt_ids, output_ids in outputs:
+        context = torch.as_tensor([*prompt_ids.tolist(), *output_ids], device=model.device)
+        logits = model(context[None, :-1], use_cache=False).logits[0, len(prompt_ids) - 1 :].float()
+        chosen = logits.gather(1, context[len(prompt_ids) :, None])[:, 0]
+        num_right += int((chosen >= logits.amax(1) - tolerance).sum())
+        num_tokens += len(output_ids)
+    return num_right / max(num_tokens, 1)
+
+
+def disagreement_sentence(share: float) -> str:
+    return (
+        f"Only {share:.0%} of the engine's greedy tokens are the most probable ones of transformers with the "
+        "checkpoint's weights. The engine has other weights, or computes another model."
+    )
