@@ -27,13 +27,11 @@ def fetch(
         case LocalCheckpoint() as source:
             from pipeline.checkpoint.local import open_folder
 
-            return open_folder(expanded(source.path), model.architecture, cache_dir, with_code=model.trust_remote_code)
+            return open_folder(expanded(source.path), model.architecture, cache_dir)
         case HubCheckpoint() as source:
             from pipeline.checkpoint.hub import fetch_from_hub
 
-            return fetch_from_hub(
-                source, model.architecture, cache_dir, check_config, with_code=model.trust_remote_code
-            )
+            return fetch_from_hub(source, model.architecture, cache_dir, check_config)
         case GgufCheckpoint() as source:
             from pipeline.checkpoint.gguf import open_gguf
 

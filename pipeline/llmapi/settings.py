@@ -6,13 +6,11 @@ automaton of newer releases, which drafts on the GPU, or the trie.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
 
 from pipeline.backends.tensorrt_llm.build_context import build_context_of
-from pipeline.config.faults import fault, one_of, raise_faults
 from pipeline.config.places import expanded
 from pipeline.config.schema import (
     Frozen,
@@ -21,7 +19,6 @@ from pipeline.config.schema import (
     LocalCheckpoint,
     ResolvedConfig,
     SourceConfig,
-    TensorRTLLMConfig,
 )
 from pipeline.errors import ConfigError
 
@@ -77,10 +74,14 @@ def draft_settings(resolved: ResolvedConfig, method: Method) -> DraftSettings:
 
 def model_yaml(resolved: ResolvedConfig, settings: DraftSettings, decoupled: bool = False) -> dict[str, Any]:
     """Content of model.yaml: keyword arguments of `LLM()`, and `triton_config`. decoupled: see `render_llmapi`. Raises
-    ConfigError with all settings that the LLM API does not have."""
+    ConfigError for quantization, which needs an engine."""
     profile, trt = resolved.profile, resolved.profile.tensorrt_llm
     ranks = resolved.model.parallelism
-    _refuse_engine_settings(profile.name, trt)
+    if trt.quantization != "none":
+        raise ConfigError(
+            f"profile {profile.name}: tensorrt_llm.quantization: found '{trt.quantization}'; the LLM API serves "
+            "checkpoints in their own format. Use 'none'."
+        )
     arguments: dict[str, Any] = {
         **checkpoint_arguments(resolved),
         "backend": "pytorch",
@@ -141,27 +142,4 @@ def checkpoint_arguments(resolved: ResolvedConfig) -> dict[str, Any]:
     raise ConfigError(
         f"model {resolved.model.name}: model.checkpoint is {kind}, which the LLM API does not read. Use a checkpoint "
         "folder or a model of the hub."
-    )
-
-
-def _refuse_engine_settings(profile: str, trt: TensorRTLLMConfig) -> None:
-    """Raise ConfigError with all settings that change an engine and that the LLM API cannot follow."""
-    checks = (
-        ("quantization", trt.quantization, ("none",), "it serves checkpoints in their own format"),
-        ("kv_cache_dtype", trt.kv_cache_dtype, ("auto", "fp8"), "it has no such KV cache"),
-        ("context_parallel", trt.context_parallel, (1,), "it has no context parallelism for drafts"),
-    )
-    raise_faults(
-        [
-            replace(
-                fault(
-                    f"tensorrt_llm.{name}",
-                    f"found {found!r}; --llmapi cannot use it: {reason}.",
-                    f"Use {one_of(right)}.",
-                ),
-                where=f"profile {profile}",
-            )
-            for name, found, right, reason in checks
-            if found not in right
-        ]
     )
