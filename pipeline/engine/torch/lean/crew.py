@@ -16,14 +16,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 
-from pipeline.engine.torch.lean.compilation import generated, generator, kernel
+from pipeline.engine.torch.lean.compilation import emitted, generator, kernel
 from pipeline.engine.torch.lean.vectors import I32, I64, call
 
 # Distance of two counters in bytes, so that no two share a cache line.
@@ -37,37 +36,22 @@ Turn = tuple[int, int]
 Work = Callable[[int, Turn], None]
 
 
-@generated
-def fetch_add(typing: Any, address: Any, amount: Any) -> Any:
+@emitted(types.int64, types.int64, types.int64)
+def fetch_add(builder: ir.IRBuilder, address: ir.Value, amount: ir.Value) -> ir.Value:
     """Atomically add the amount to the int64 at the address. Returns the old value."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], I64.as_pointer())
-        return builder.atomic_rmw("add", pointer, arguments[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
+    return builder.atomic_rmw("add", builder.inttoptr(address, I64.as_pointer()), amount, "seq_cst")
 
 
-@generated
-def read(typing: Any, address: Any) -> Any:
+@emitted(types.int64, types.int64)
+def read(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """Atomically read the int64 at the address."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], I64.as_pointer())
-        return builder.load_atomic(pointer, "seq_cst", 8)
-
-    return types.int64(types.int64), generate
+    return builder.load_atomic(builder.inttoptr(address, I64.as_pointer()), "seq_cst", 8)
 
 
-@generated
-def yield_core(typing: Any) -> Any:
+@emitted(types.void)
+def yield_core(builder: ir.IRBuilder) -> None:
     """Let another thread run on this core."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        call(builder, "sched_yield", I32, [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    call(builder, "sched_yield", I32, [])
 
 
 @generator

@@ -6,15 +6,15 @@ are added in a fixed order. So a result depends on the row alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from llvmlite import ir
 from numba import types
 
-from pipeline.engine.torch.lean.compilation import generated
+from pipeline.engine.torch.lean.compilation import emitted
 from pipeline.engine.torch.lean.tiles import HAS_BF16, ZERO_POINT
 from pipeline.engine.torch.lean.vectors import (
+    F32,
     FLOATS,
     I8,
     I32,
@@ -37,244 +37,181 @@ from pipeline.engine.torch.lean.vectors import (
 )
 
 
-@generated
-def sum_of_squares(typing: Any, row: Any, blocks: Any) -> Any:
+def _fold(
+    builder: ir.IRBuilder,
+    row: ir.Value,
+    blocks: ir.Value,
+    first: float,
+    join: Callable[[ir.Value, ir.Value], ir.Value],
+) -> ir.Value:
+    """Emit a loop that joins every vector of a row to a result, which has `first` in every lane at the beginning."""
+
+    def body(place: ir.Value, result: ir.Value | None) -> ir.Value:
+        return join(result, load(builder, builder.add(row, place), FLOATS))
+
+    return loop(builder, blocks, constant(first), body)
+
+
+def _map(
+    builder: ir.IRBuilder,
+    row: ir.Value,
+    target: ir.Value,
+    blocks: ir.Value,
+    compute: Callable[[ir.Value, ir.Value], ir.Value],
+) -> None:
+    """Emit a loop that stores compute(vector, its byte offset) for every vector of a row."""
+
+    def body(place: ir.Value, _: ir.Value | None) -> None:
+        vector = load(builder, builder.add(row, place), FLOATS)
+        store(builder, compute(vector, place), builder.add(target, place))
+
+    loop(builder, blocks, None, body)
+
+
+@emitted(types.float32, types.int64, types.int64)
+def sum_of_squares(builder: ir.IRBuilder, row: ir.Value, blocks: ir.Value) -> ir.Value:
     """Sum of the squares of a row of 16 * blocks entries."""
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        row, blocks = arguments
+    def add_square(total: ir.Value, vector: ir.Value) -> ir.Value:
+        return call(builder, "llvm.fma.v16f32", FLOATS, [vector, vector, total])
 
-        def body(place: ir.Value, total: ir.Value | None) -> ir.Value:
-            vector = load(builder, builder.add(row, place), FLOATS)
-            return call(builder, "llvm.fma.v16f32", FLOATS, [vector, vector, total])
-
-        return reduce(builder, loop(builder, blocks, constant(0.0), body), builder.fadd)
-
-    return types.float32(types.int64, types.int64), generate
+    return reduce(builder, _fold(builder, row, blocks, 0.0, add_square), builder.fadd)
 
 
-@generated
-def sum_of_exp(typing: Any, row: Any, blocks: Any, highest: Any) -> Any:
+@emitted(types.float32, types.int64, types.int64, types.float32)
+def sum_of_exp(builder: ir.IRBuilder, row: ir.Value, blocks: ir.Value, highest: ir.Value) -> ir.Value:
     """Sum of exp(entry - highest) over a row of 16 * blocks entries, none above `highest`, within 0.01 %."""
+    base = splat(builder, highest, FLOATS)
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        row, blocks, highest = arguments
-        base = splat(builder, highest, FLOATS)
+    def add_exp(total: ir.Value, vector: ir.Value) -> ir.Value:
+        return builder.fadd(total, rough_exp(builder, builder.fsub(vector, base)))
 
-        def body(place: ir.Value, total: ir.Value | None) -> ir.Value:
-            vector = builder.fsub(load(builder, builder.add(row, place), FLOATS), base)
-            return builder.fadd(total, rough_exp(builder, vector))
-
-        return reduce(builder, loop(builder, blocks, constant(0.0), body), builder.fadd)
-
-    return types.float32(types.int64, types.int64, types.float32), generate
+    return reduce(builder, _fold(builder, row, blocks, 0.0, add_exp), builder.fadd)
 
 
-@generated
-def largest(typing: Any, row: Any, blocks: Any) -> Any:
+@emitted(types.float32, types.int64, types.int64)
+def largest(builder: ir.IRBuilder, row: ir.Value, blocks: ir.Value) -> ir.Value:
     """Largest entry of a row of 16 * blocks entries."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        row, blocks = arguments
-        join = maximum(builder)
-        least = constant(float("-inf"))
-        result = loop(
-            builder, blocks, least, lambda place, best: join(best, load(builder, builder.add(row, place), FLOATS))
-        )
-        return reduce(builder, result, join)
-
-    return types.float32(types.int64, types.int64), generate
+    join = maximum(builder)
+    return reduce(builder, _fold(builder, row, blocks, float("-inf"), join), join)
 
 
-@generated
-def largest_magnitude(typing: Any, row: Any, blocks: Any) -> Any:
+@emitted(types.float32, types.int64, types.int64)
+def largest_magnitude(builder: ir.IRBuilder, row: ir.Value, blocks: ir.Value) -> ir.Value:
     """Largest absolute value of a row of 16 * blocks entries."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        row, blocks = arguments
-        join = maximum(builder)
-
-        def body(place: ir.Value, best: ir.Value | None) -> ir.Value:
-            return join(best, absolute(builder, load(builder, builder.add(row, place), FLOATS)))
-
-        return reduce(builder, loop(builder, blocks, constant(0.0), body), join)
-
-    return types.float32(types.int64, types.int64), generate
+    join = maximum(builder)
+    result = _fold(builder, row, blocks, 0.0, lambda best, vector: join(best, absolute(builder, vector)))
+    return reduce(builder, result, join)
 
 
-@generated
-def scale_row(typing: Any, row: Any, factor: Any, weight: Any, target: Any, blocks: Any) -> Any:
+@emitted(types.void, types.int64, types.float32, types.int64, types.int64, types.int64)
+def scale_row(
+    builder: ir.IRBuilder, row: ir.Value, factor: ir.Value, weight: ir.Value, target: ir.Value, blocks: ir.Value
+) -> None:
     """target[i] = row[i] * factor * weight[i]."""
+    factors = splat(builder, factor, FLOATS)
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        row, factor, weight, target, blocks = arguments
-        factors = splat(builder, factor, FLOATS)
+    def scaled(vector: ir.Value, place: ir.Value) -> ir.Value:
+        return builder.fmul(builder.fmul(vector, factors), load(builder, builder.add(weight, place), FLOATS))
 
-        def body(place: ir.Value, _: ir.Value | None) -> None:
-            vector = builder.fmul(load(builder, builder.add(row, place), FLOATS), factors)
-            vector = builder.fmul(vector, load(builder, builder.add(weight, place), FLOATS))
-            store(builder, vector, builder.add(target, place))
-
-        loop(builder, blocks, None, body)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32, types.int64, types.int64, types.int64), generate
+    _map(builder, row, target, blocks, scaled)
 
 
-@generated
-def quantize_row(typing: Any, row: Any, factor: Any, target: Any, blocks: Any) -> Any:
+@emitted(types.void, types.int64, types.float32, types.int64, types.int64)
+def quantize_row(builder: ir.IRBuilder, row: ir.Value, factor: ir.Value, target: ir.Value, blocks: ir.Value) -> None:
     """target[i] = round(row[i] * factor) + ZERO_POINT as bytes."""
+    factors = splat(builder, factor, FLOATS)
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        row, factor, target, blocks = arguments
-        factors = splat(builder, factor, FLOATS)
-        bytes_ = ir.VectorType(I8, LANES)
+    def body(place: ir.Value, _: ir.Value | None) -> None:
+        vector = builder.fmul(load(builder, builder.add(row, place), FLOATS), factors)
+        rounded = builder.fptosi(call(builder, "llvm.rint.v16f32", FLOATS, [vector]), INTS)
+        shifted = builder.add(rounded, ir.Constant(INTS, [ZERO_POINT] * LANES))
+        quarter = builder.lshr(place, ir.Constant(I64, 2))
+        store(builder, builder.trunc(shifted, ir.VectorType(I8, LANES)), builder.add(target, quarter), align=1)
 
-        def body(place: ir.Value, _: ir.Value | None) -> None:
-            vector = builder.fmul(load(builder, builder.add(row, place), FLOATS), factors)
-            rounded = builder.fptosi(call(builder, "llvm.rint.v16f32", FLOATS, [vector]), INTS)
-            shifted = builder.add(rounded, ir.Constant(INTS, [ZERO_POINT] * LANES))
-            quarter = builder.lshr(place, ir.Constant(I64, 2))
-            store(builder, builder.trunc(shifted, bytes_), builder.add(target, quarter), align=1)
-
-        loop(builder, blocks, None, body)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32, types.int64, types.int64), generate
+    loop(builder, blocks, None, body)
 
 
-@generated
-def hide_end(typing: Any, row: Any, blocks: Any, count: Any) -> Any:
+@emitted(types.void, types.int64, types.int64, types.int64)
+def hide_end(builder: ir.IRBuilder, row: ir.Value, blocks: ir.Value, count: ir.Value) -> None:
     """row[i] = -inf for all i but the first `count`, at most 16, in place. blocks: at least 1."""
+    lanes, kept = ir.Constant(INTS, list(range(LANES))), splat(builder, builder.trunc(count, I32), INTS)
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        row, blocks, count = arguments
-        lanes, kept = ir.Constant(INTS, list(range(LANES))), splat(builder, builder.trunc(count, INTS.element), INTS)
+    def hidden(vector: ir.Value, place: ir.Value) -> ir.Value:
+        first = splat(builder, builder.trunc(builder.lshr(place, ir.Constant(I64, 2)), I32), INTS)
+        is_kept = builder.icmp_signed("<", builder.add(first, lanes), kept)
+        return builder.select(is_kept, vector, constant(float("-inf")))
 
-        def body(place: ir.Value, _: ir.Value | None) -> None:
-            first = splat(builder, builder.trunc(builder.lshr(place, ir.Constant(I64, 2)), INTS.element), INTS)
-            is_kept = builder.icmp_signed("<", builder.add(first, lanes), kept)
-            target = builder.add(row, place)
-            store(builder, builder.select(is_kept, load(builder, target, FLOATS), constant(float("-inf"))), target)
-
-        loop(builder, blocks, None, body)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
+    _map(builder, row, row, blocks, hidden)
 
 
-@generated
-def round_row(typing: Any, row: Any, target: Any, blocks: Any) -> Any:
+@emitted(types.void, types.int64, types.int64, types.int64)
+def round_row(builder: ir.IRBuilder, row: ir.Value, target: ir.Value, blocks: ir.Value) -> None:
     """target[i] = row[i] rounded to bfloat16, ties to even. Without AVX512_BF16 the target is float32. The target may
     begin where the row does."""
-    return _rounding(range(LANES))
+    _round(builder, row, target, blocks, range(LANES))
 
 
-@generated
-def round_swapped(typing: Any, row: Any, target: Any, blocks: Any) -> Any:
+@emitted(types.void, types.int64, types.int64, types.int64)
+def round_swapped(builder: ir.IRBuilder, row: ir.Value, target: ir.Value, blocks: ir.Value) -> None:
     """As `round_row`, with the two entries of each pair exchanged."""
-    return _rounding([lane ^ 1 for lane in range(LANES)])
+    _round(builder, row, target, blocks, [lane ^ 1 for lane in range(LANES)])
 
 
-def _rounding(lanes: Iterable[int]) -> Any:
-    """Type and code of an intrinsic that rounds a row. lanes: places of a vector's entries in the row."""
+def _round(builder: ir.IRBuilder, row: ir.Value, target: ir.Value, blocks: ir.Value, lanes: Iterable[int]) -> None:
+    """Emit a loop that rounds a row. lanes: places of a vector's entries in the row."""
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        row, target, blocks = arguments
+    def body(place: ir.Value, _: ir.Value | None) -> None:
+        upper = rounded_upper(builder, load(builder, builder.add(row, place), INTS))
+        upper = builder.shuffle_vector(upper, upper, ir.Constant(INTS, list(lanes)))
+        if HAS_BF16:
+            narrow = builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES))
+            store(builder, narrow, builder.add(target, builder.lshr(place, ir.Constant(I64, 1))), align=2)
+        else:
+            store(builder, builder.shl(upper, ir.Constant(INTS, [16] * LANES)), builder.add(target, place))
 
-        def body(place: ir.Value, _: ir.Value | None) -> None:
-            upper = rounded_upper(builder, load(builder, builder.add(row, place), INTS))
-            upper = builder.shuffle_vector(upper, upper, ir.Constant(INTS, list(lanes)))
-            if HAS_BF16:
-                narrow = builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES))
-                store(builder, narrow, builder.add(target, builder.lshr(place, ir.Constant(I64, 1))), align=2)
-            else:
-                store(builder, builder.shl(upper, ir.Constant(INTS, [16] * LANES)), builder.add(target, place))
-
-        loop(builder, blocks, None, body)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
+    loop(builder, blocks, None, body)
 
 
-@generated
-def exp_row(typing: Any, row: Any, blocks: Any, highest: Any) -> Any:
+@emitted(types.void, types.int64, types.int64, types.float32)
+def exp_row(builder: ir.IRBuilder, row: ir.Value, blocks: ir.Value, highest: ir.Value) -> None:
     """row[i] = exp(row[i] - highest), in place."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        row, blocks, highest = arguments
-        base = splat(builder, highest, FLOATS)
-
-        def body(place: ir.Value, _: ir.Value | None) -> None:
-            vector = builder.fsub(load(builder, builder.add(row, place), FLOATS), base)
-            store(builder, vector_exp(builder, vector), builder.add(row, place))
-
-        loop(builder, blocks, None, body)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.float32), generate
+    base = splat(builder, highest, FLOATS)
+    _map(builder, row, row, blocks, lambda vector, _: vector_exp(builder, builder.fsub(vector, base)))
 
 
-@generated
-def gate_row(typing: Any, gate: Any, up: Any, target: Any, blocks: Any) -> Any:
+@emitted(types.void, types.int64, types.int64, types.int64, types.int64)
+def gate_row(builder: ir.IRBuilder, gate: ir.Value, up: ir.Value, target: ir.Value, blocks: ir.Value) -> None:
     """target[i] = silu(gate[i]) * up[i]."""
 
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        gate, up, target, blocks = arguments
+    def gated(vector: ir.Value, place: ir.Value) -> ir.Value:
+        negative = builder.fsub(constant(0.0), vector)
+        silu = builder.fdiv(vector, builder.fadd(constant(1.0), vector_exp(builder, negative)))
+        return builder.fmul(silu, load(builder, builder.add(up, place), FLOATS))
 
-        def body(place: ir.Value, _: ir.Value | None) -> None:
-            vector = load(builder, builder.add(gate, place), FLOATS)
-            negative = builder.fsub(constant(0.0), vector)
-            divisor = builder.fadd(constant(1.0), vector_exp(builder, negative))
-            vector = builder.fdiv(vector, divisor)
-            vector = builder.fmul(vector, load(builder, builder.add(up, place), FLOATS))
-            store(builder, vector, builder.add(target, place))
-
-        loop(builder, blocks, None, body)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64, types.int64), generate
+    _map(builder, gate, target, blocks, gated)
 
 
-@generated
-def fetch_to_write(typing: Any, address: Any) -> Any:
+@emitted(types.void, types.int64)
+def fetch_to_write(builder: ir.IRBuilder, address: ir.Value) -> None:
     """Prefetch the cache line at an address for a write."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        prefetch(builder, arguments[0], to_write=True)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
+    prefetch(builder, address, to_write=True)
 
 
-@generated
-def store_float(typing: Any, address: Any, value: Any) -> Any:
+@emitted(types.void, types.int64, types.float32)
+def store_float(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
     """Write one float32."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        store(builder, arguments[1], arguments[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32), generate
+    store(builder, value, address)
 
 
-@generated
-def store_half(typing: Any, address: Any, value: Any) -> Any:
+@emitted(types.void, types.int64, types.float32)
+def store_half(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
     """Write one float32 as bfloat16, rounded to the nearest, ties to even."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        upper = rounded_upper(builder, builder.bitcast(arguments[1], I32))
-        store(builder, builder.trunc(upper, ir.IntType(16)), arguments[0], align=2)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32), generate
+    upper = rounded_upper(builder, builder.bitcast(value, I32))
+    store(builder, builder.trunc(upper, ir.IntType(16)), address, align=2)
 
 
-@generated
-def float_pointer(typing: Any, address: Any) -> Any:
+@emitted(types.CPointer(types.float32), types.int64)
+def float_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """The address as a pointer, for `numba.carray`."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.float32)(types.int64), generate
+    return builder.inttoptr(address, F32.as_pointer())

@@ -24,13 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core.registry import cpu_target
 
-from pipeline.engine.torch.lean.compilation import generated
+from pipeline.engine.torch.lean.compilation import emitted
 from pipeline.engine.torch.lean.vectors import (
     FLOATS,
     I8,
@@ -182,24 +181,6 @@ def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: i
             store(builder, builder.fadd(load(builder, below, FLOATS), value), target)
 
 
-def _tiles(kind: _Kind) -> Any:
-    """Type and code of an intrinsic: a call of one function per module, which branches to the tile of the given size.
-    Inlining it into every caller would multiply the compile time."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        function = builder.module.globals.get(kind.name)
-        if function is None:
-            signature_type = ir.FunctionType(ir.VoidType(), [I64] * _NUM_ARGUMENTS)
-            function = ir.Function(builder.module, signature_type, kind.name)
-            function.linkage = "linkonce_odr"
-            function.attributes.add("noinline")
-            _define(function, kind)
-        builder.call(function, arguments)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * _NUM_ARGUMENTS), generate
-
-
 def _define(function: ir.Function, kind: _Kind) -> None:
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     *arguments, rows, blocks = function.args
@@ -223,32 +204,23 @@ def _callable(kind: _Kind) -> Callable[..., None]:
     row, row_stride, weight, block_stride, step_stride, steps (at least 1), start (int8: initial sums, int32 per
     column), scale (int8: float32 per column), bias (float32 per column), row_scale (int8: float32 per row), base,
     base_stride (values to add to the result), out, out_stride, ahead, ahead_stride (weights to prefetch, and their
-    bytes per step), rows (up to MAX_ROWS), blocks (1 or MAX_BLOCKS)."""
+    bytes per step), rows (up to MAX_ROWS), blocks (1 or MAX_BLOCKS).
 
-    def tile(
-        typing: Any,
-        row: Any,
-        row_stride: Any,
-        weight: Any,
-        block_stride: Any,
-        step_stride: Any,
-        steps: Any,
-        start: Any,
-        scale: Any,
-        bias: Any,
-        row_scale: Any,
-        base: Any,
-        base_stride: Any,
-        out: Any,
-        out_stride: Any,
-        ahead: Any,
-        ahead_stride: Any,
-        rows: Any,
-        blocks: Any,
-    ) -> Any:
-        return _tiles(kind)
+    A call is one of a function per module, which branches to the tile of the given size. Inlining it into every caller
+    would multiply the compile time."""
 
-    return generated(tile)
+    @emitted(types.void, *[types.int64] * _NUM_ARGUMENTS)
+    def tile(builder: ir.IRBuilder, *arguments: ir.Value) -> None:
+        function = builder.module.globals.get(kind.name)
+        if function is None:
+            signature = ir.FunctionType(ir.VoidType(), [I64] * _NUM_ARGUMENTS)
+            function = ir.Function(builder.module, signature, kind.name)
+            function.linkage = "linkonce_odr"
+            function.attributes.add("noinline")
+            _define(function, kind)
+        builder.call(function, arguments)
+
+    return tile
 
 
 float32_tile = _callable(_Kind("lean_float32_tile", _float_step, integer=False))
