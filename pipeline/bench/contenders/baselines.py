@@ -97,7 +97,7 @@ def load_baselines(
         model = load_model(engine_dir, getattr(torch, dtype))
     elif quantization == "int8":
         model = load_quantized(engine_dir, getattr(torch, dtype))
-        pack_linears(model, getattr(torch, dtype))
+        pack_linears(model)
     else:
         model = AutoModelForCausalLM.from_pretrained(engine_dir, dtype=getattr(torch, dtype), local_files_only=True)
     model = model.to(device).eval()

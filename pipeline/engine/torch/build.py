@@ -49,6 +49,11 @@ def check(resolved: ResolvedConfig) -> None:
             f"engine.quantization = 'int8' runs on the CPU only so far, and the device is {resolved.device}. "
             "Use engine.quantization = 'none', or device: cpu."
         )
+    if resolved.dtype != "float32":
+        raise BuildError(
+            f"engine.quantization = 'int8' computes in float32, and model.dtype is '{resolved.dtype}'. Use model.dtype "
+            "= 'float32': the weights are int8 in any case."
+        )
 
 
 def check_config(resolved: ResolvedConfig, folder: Path, gguf_file: str | None = None) -> PretrainedConfig:

@@ -53,7 +53,8 @@ class TorchEngine(SlotEngine):
         use_attention(model, self._attention, f"slot_tree_{next(_engine_numbers)}")
         if num_shards is None:
             fuse_layers(model)
-            pack_linears(model, self._dtype)
+            if self._dtype == torch.float32:
+                pack_linears(model)
 
     @torch.inference_mode()
     def _compute(self, segments: Sequence[Segment], wanted: IntArray) -> TorchLogits:

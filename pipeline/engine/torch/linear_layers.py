@@ -6,7 +6,7 @@ form, through an operation that torch's inductor emits for frozen weights. For i
 
     weight[n, k]  ~  integers[n, k] * scale[n],    integers in -127 .. 127
 
-The arithmetic has the activations' type: `rows @ integers.T`, times the scale, plus the bias. Neither the rounding of
+The arithmetic is float32: `rows @ integers.T`, times the scale, plus the bias. Neither the rounding of
 the weights nor a kernel depends on the number of rows, so drafts are verified by the same function that decodes without
 drafts.
 """
@@ -21,10 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 _LARGEST = 127
-_VECTOR = 32
-# Bytes to which torch aligns the memory that it allocates.
-_ALIGNMENT = 64
-_FLOAT32_ROWS = 6
+_ROW_STEP = 6
 # Number of rows for which oneDNN optimizes the packing; its kernel works for any number.
 _TYPICAL_ROWS = 16
 
@@ -77,7 +74,7 @@ class _OneDnnPacked(nn.Module):
         return result
 
 
-class _Float32Packed(nn.Module):
+class _FbgemmPacked(nn.Module):
     """For int8 weights and float32 activations. FBGEMM stores the weight as float16, which holds these integers
     exactly, and multiplies in float32, with half the memory traffic of float32 weights. Its AVX2 kernels for one and
     two rows sum in another order than those for three to six. So rows are padded to a multiple of six, and each row has
@@ -90,31 +87,14 @@ class _Float32Packed(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         flat = rows.reshape(-1, rows.shape[-1])
-        padded = functional.pad(flat, (0, 0, 0, -len(flat) % _FLOAT32_ROWS))
+        padded = functional.pad(flat, (0, 0, 0, -len(flat) % _ROW_STEP))
         result: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(padded, self._packed)[: len(flat)]
         result = result.view(*rows.shape[:-1], result.shape[-1]).mul_(self._scale)
         return result if self._bias is None else result.add_(self._bias)
 
 
-class _HalfPacked(nn.Module):
-    """For int8 weights and 16-bit activations: torch's own kernel, which sums in float32."""
-
-    def __init__(self, linear: QuantizedLinear, dtype: torch.dtype) -> None:
-        super().__init__()
-        integers = linear.quantized.integers.contiguous()
-        # The kernel ends the process if they do not begin at a vector. Those mapped from a file may begin anywhere.
-        self._integers = integers.clone() if integers.data_ptr() % _ALIGNMENT else integers
-        self._scale, self._bias = linear.quantized.scale.to(dtype), linear.bias
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        flat = rows.reshape(-1, rows.shape[-1])
-        result: torch.Tensor = torch.ops.aten._weight_int8pack_mm(flat, self._integers, self._scale)
-        result = result.view(*rows.shape[:-1], result.shape[-1])
-        return result if self._bias is None else result.add_(self._bias)
-
-
 def can_quantize() -> bool:
-    """Whether this build of torch has the kernel for float32 activations on this CPU."""
+    """Whether this build of torch has the kernel on this CPU."""
     return "fbgemm" in torch.backends.quantized.supported_engines
 
 
@@ -134,20 +114,13 @@ def replace_layers(model: nn.Module, replacement: Callable[[nn.Module], nn.Modul
                 setattr(parent, name, other)
 
 
-def pack_linears(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace every linear layer on the CPU by the packed form for activations of this type, if there is one."""
+def pack_linears(model: nn.Module) -> None:
+    """Replace every linear layer of a float32 model on the CPU by its packed form, if there is one."""
 
     def packed(layer: nn.Module) -> nn.Module | None:
         if type(layer) is nn.Linear:
-            weight, has_kernel = layer.weight, torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-            fits = has_kernel and weight.device.type == "cpu" and weight.dtype == torch.float32
-            return _OneDnnPacked(layer) if fits else None
-        if type(layer) is not QuantizedLinear or layer.quantized.integers.device.type != "cpu":
-            return None
-        if dtype == torch.float32 and can_quantize():
-            return _Float32Packed(layer)
-        # The 16-bit kernel requires widths that are multiples of a vector, without a check.
-        fits = layer.in_features % _VECTOR == 0 and layer.out_features % _VECTOR == 0
-        return _HalfPacked(layer, dtype) if fits and dtype in (torch.bfloat16, torch.float16) else None
+            has_kernel = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+            return _OneDnnPacked(layer) if has_kernel and layer.weight.device.type == "cpu" else None
+        return _FbgemmPacked(layer) if type(layer) is QuantizedLinear and can_quantize() else None
 
     replace_layers(model, packed)

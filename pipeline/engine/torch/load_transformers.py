@@ -24,10 +24,10 @@ def load_transformers(artifact: Artifact, rank: int, num_threads: int) -> TorchE
     sizes, dtype = resolved.profile.engine, getattr(torch, resolved.dtype)
     num_shards = resolved.model.parallelism.tensor
     if sizes.quantization == "int8":
-        if resolved.dtype == "float32" and not can_quantize():
+        if not can_quantize():
             raise BuildError(
-                "engine.quantization = 'int8' in float32 needs torch's FBGEMM kernels, which this CPU or this build of "
-                "torch does not have. Use --set model.dtype=bfloat16, or --set engine.quantization=none."
+                "engine.quantization = 'int8' of this model needs torch's FBGEMM kernels, which this CPU or this build "
+                "of torch does not have. Use --set engine.quantization=none."
             )
         model = load_quantized(artifact.engine_dir, dtype)
     elif num_shards > 1:

@@ -66,7 +66,7 @@ def lean_kind(resolved: ResolvedConfig) -> Kind | None:
     ):
         return None
     if resolved.profile.engine.quantization == "int8":
-        return "int8" if resolved.dtype == "float32" else None
+        return "int8"
     return None if resolved.dtype == "float16" else resolved.dtype
 
 
