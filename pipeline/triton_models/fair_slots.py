@@ -113,7 +113,7 @@ class HeldSlot:
         return self._slots.is_contended and self._slots.clock() - self._since >= self._slots.slice_s
 
     async def offer(self) -> None:
-        """To be called between two calls: if the slot is due, release it and queue for another."""
+        """Release the slot and queue for another, if it is due. Call this between two calls to the engine."""
         if not self.is_due:
             return
         self.leave()

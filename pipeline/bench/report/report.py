@@ -98,7 +98,7 @@ def headline(results: BenchResults) -> str:
 
 
 def _verdict(best: SummaryRow, ours: Sequence[SummaryRow], others: Sequence[SummaryRow]) -> str:
-    """What the intervals permit to say of our best strategy."""
+    """Return the claim about our best strategy that the intervals support."""
     if best.speedup_low is None or best.speedup_high is None:
         return "is the best strategy with drafts, measured once and so without an interval"
     if best.num_requests < FEW_REQUESTS:

@@ -5,9 +5,9 @@ suffix takes a part T / (T + S) of the probability, the next shorter suffix the 
 
     p(token) = sum over suffixes, longest first, of  escape so far * T / (T + S) * share of the token after the suffix
 
-S, the doubt, is learned online (see `learning`) for each trie, order and class of suffix. The class is the range of the
-suffix's count, and whether its next tokens differ. A suffix with the same count as the next longer one occurs at the
-same positions, and is skipped.
+S, the doubt (the escape count of PPM), is learned online (see `learning`) for each trie, order and class of suffix. The
+class is the range of the suffix's count, and whether its next tokens differ. A suffix with the same count as the next
+longer one occurs at the same positions, and is skipped.
 
 Calls from compiled code: `suffixes.find_context` for the request's context, `suffixes.extend_context` for each drafted
 token, then `next_tokens` for the row:
