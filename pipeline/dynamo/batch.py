@@ -191,7 +191,7 @@ def _result(client: httpx.Client, request: BatchRequest, stop: threading.Event) 
 def _pause_of(response: httpx.Response, pause: float) -> float:
     """The server's Retry-After in seconds, else `pause`."""
     asked = response.headers.get("retry-after", "")
-    return float(asked) if asked.isdigit() else pause
+    return float(asked) if asked.isdecimal() else pause
 
 
 def _line(request: BatchRequest, response: httpx.Response) -> dict[str, Any]:

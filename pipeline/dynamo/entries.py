@@ -26,7 +26,7 @@ class Entries:
     pattern: glob pattern of the worker's files."""
 
     def __init__(self, folder: Path, worker_id: int) -> None:
-        self.pattern = f"{folder}/v1/*/*%2F{worker_id:x}"
+        self.pattern = f"{glob.escape(str(folder))}/v1/*/*%2F{worker_id:x}"
         self._folder = folder
         self._contents: dict[Path, bytes] = {}
         self._checked_at: float | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +31,7 @@ from pipeline.gateway.annotations import (
     integer_option,
     logit_bias_option,
     read_annotations,
+    regex_of_choices,
 )
 from pipeline.triton_models.tensors import Array
 
@@ -192,7 +192,7 @@ def _dynamo_guide(decoding: Mapping[str, Any]) -> tuple[str, str]:
     if (pattern := decoding.get("regex")) is not None:
         return "regex", pattern
     if (choices := decoding.get("choice")) is not None:
-        return "regex", "|".join(f"(?:{re.escape(choice)})" for choice in choices)
+        return "regex", regex_of_choices(choices)
     if (grammar := decoding.get("grammar")) is not None:
         return "ebnf_grammar", grammar
     raise RequestError(

@@ -141,7 +141,7 @@ def lists_model(url: str, model: str) -> bool:
     try:
         answer = httpx.get(url, timeout=2.0, trust_env=False)
         return any(entry["id"] == model for entry in answer.json()["data"])
-    except (httpx.HTTPError, ValueError, KeyError):
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return False
 
 

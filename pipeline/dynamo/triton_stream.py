@@ -35,6 +35,8 @@ _DTYPES = {
     np.dtype(np.object_): "BYTES",
 }
 _STOP = {"stop": np.asarray([[True]])}
+# Time limit for the answer of a server that hangs.
+_READY_S = 2.0
 # Size of the length field in front of each text of a tensor.
 _LENGTH_BYTES = 4
 
@@ -64,7 +66,8 @@ class TritonStream:
     async def is_ready(self) -> bool:
         """Whether all models of the server are ready."""
         try:
-            return bool((await self._stub.ServerReady(service_pb2.ServerReadyRequest())).ready)
+            answer = await self._stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=_READY_S)
+            return bool(answer.ready)
         except grpc.aio.AioRpcError:
             return False
 

@@ -17,7 +17,7 @@ import uvloop
 from pydantic import ValidationError
 
 from pipeline.files import write_whole
-from pipeline.gateway.connections import by_port, uvicorn_options
+from pipeline.gateway.connections import by_port, for_this_machine, uvicorn_options
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.grpc_app import GrpcGateway, channel_options
 from pipeline.gateway.http_app import HttpGateway
@@ -42,6 +42,8 @@ async def serve(spec: GatewaySpec, spec_path: Path) -> None:
     watching = asyncio.create_task(_follow_spec(deployments, spec_path))
     gateway = HttpGateway(spec, tenants, request, deployments)
     app = by_port(gateway.app(), {spec.metrics_port: gateway.metrics_app()})
+    if spec.host.startswith("127.") and not spec.api_keys:
+        app = for_this_machine(app)
     options = uvicorn_options(config.header_timeout_s, config.max_connections)
     server = uvicorn.Server(uvicorn.Config(app, **options))
     ports = [port for port in (spec.http_port, spec.openai_port) if port is not None]

@@ -7,6 +7,7 @@ The request holds them in `nvext.annotations`. `openai_fields` converts the fiel
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,6 +63,11 @@ def read_annotations(annotations: Sequence[str]) -> dict[str, str]:
     """Options by name, without annotations of unknown names. The last value of a repeated name wins."""
     pairs = (text.partition(":") for text in annotations)
     return {name: value for name, _, value in pairs if name in NAMES}
+
+
+def regex_of_choices(choices: Sequence[str]) -> str:
+    """The guide of an output that is one of several texts."""
+    return "|".join(f"(?:{re.escape(choice)})" for choice in choices)
 
 
 def integer_option(options: Mapping[str, str], name: str) -> int | None:

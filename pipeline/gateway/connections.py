@@ -1,14 +1,26 @@
-"""uvicorn settings of the gateway, with a time limit for the headers of a request."""
+"""HTTP connections of the gateway: uvicorn's settings, a time limit for headers, and checks that apply to all paths."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.response_writer import ResponseWriter, Style
+
+# Host and port of an address of this machine.
+_LOCAL = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1?\])(?::\d+)?")
+_FOREIGN = (
+    "without API keys only programs and pages of this machine are served; use the address localhost or 127.0.0.1, or "
+    "set server.api_keys"
+)
 
 
 def timed_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
@@ -51,6 +63,22 @@ def timed_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
                 self.transport.abort()
 
     return TimedProtocol
+
+
+def for_this_machine(app: ASGIApp) -> ASGIApp:
+    """Application that refuses what a web page of another site sends, if a browser of this machine shows it: requests
+    to a foreign name that resolves to this machine (DNS rebinding), or from a foreign origin."""
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
+        host, origin = headers.get(b"host", ""), headers.get(b"origin", "").rpartition("://")[2]
+        if all(not name or _LOCAL.fullmatch(name) for name in (host, origin)):
+            await app(scope, receive, send)
+        else:
+            style: Style = "openai" if scope["path"].startswith("/v1/") else "triton"
+            await ResponseWriter(send, style, secrets.token_hex(16)).refuse(Refusal(403, _FOREIGN), closes=True)
+
+    return checked
 
 
 def by_port(app: ASGIApp, others: Mapping[int | None, ASGIApp]) -> ASGIApp:

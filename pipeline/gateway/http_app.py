@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 
 import anyio
@@ -18,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from pipeline.gateway.bodies import Disconnected, parse_json, read_body
 from pipeline.gateway.choices import forward_choices
 from pipeline.gateway.deployment import Deployment, Deployments
-from pipeline.gateway.errors import unavailable, unknown_model
+from pipeline.gateway.errors import logger, unavailable, unknown_model
 from pipeline.gateway.forward import forward
 from pipeline.gateway.generate_body import checked_generate
 from pipeline.gateway.infer_body import checked_infer
@@ -27,14 +26,13 @@ from pipeline.gateway.metrics_page import metrics_page
 from pipeline.gateway.openai_body import checked_openai
 from pipeline.gateway.openai_fields import Endpoint
 from pipeline.gateway.refusal import Refusal, not_allowed
+from pipeline.gateway.request_headers import key_of, session_headers, timeout_of, trace_headers
 from pipeline.gateway.response_writer import Responder, ResponseWriter, Style
 from pipeline.gateway.rewriting import RewritingResponder, own_id
 from pipeline.gateway.spec import GatewaySpec
-from pipeline.gateway.tenants import Tenant, Tenants, bearer_key
+from pipeline.gateway.tenants import Tenant, Tenants
 from pipeline.gateway.upstream import HEADER_LENGTH, Onward, Transport, Unreachable, Upstream
 
-TIMEOUT_HEADER, SESSION_HEADER = "x-request-timeout", "x-session-id"
-_DYNAMO_SESSION = "x-dynamo-session-id"
 _GET, _POST = ("GET", "HEAD"), ("POST",)
 _VERBS = ("generate", "generate_stream", "infer")
 _OPENAI_POSTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
@@ -45,7 +43,6 @@ _HEALTH = "/health"
 _PATIENCE_S = 20.0
 # Time limit of requests that run no model.
 _SHORT_S = 5.0
-_MAX_TRACE_LENGTH = 512
 _NAME = re.compile(r"\w[\w.:-]{0,127}", re.ASCII)
 Act = Callable[[Request, ResponseWriter, str], Awaitable[None]]
 
@@ -79,6 +76,9 @@ class Handler:
             await answer.refuse(refusal, closes=has_body)
         except Disconnected:
             pass
+        except Exception:  # a bug of the gateway
+            logger.exception("request %s", request_id)
+            await answer.refuse(Refusal(500, f"the gateway failed; its log says why under {request_id}"), closes=True)
 
 
 class HttpGateway:
@@ -148,8 +148,8 @@ class HttpGateway:
     async def _metadata(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         self._tenant(request)
         deployment = self._deployments.current
-        path = _path(request, deployment, "")
-        await self._pass_on(request, answer, Onward(deployment.http, "GET", path, b"", {}, _SHORT_S, request_id))
+        onward = _get(deployment.http, _path(request, deployment, ""), request_id)
+        await forward(self._transport, onward, request.receive, answer)
 
     async def _metrics(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         spec = self._deployments.current.spec
@@ -165,12 +165,12 @@ class HttpGateway:
         verb = request.url.path.rpartition("/")[2]
         _path(request, self._deployments.current, "")
         body = await self._body(request)
-        timeout_s = self._timeout_s(request)
+        timeout_s = timeout_of(request, self._spec.config.request_timeout_s)
         deployment = self._deployments.current
         with deployment.in_use():
             path = _path(request, deployment, f"/{verb}")
             types = await self._types(deployment, request.path_params["model"], request_id)
-            headers = _JSON | _trace(request)
+            headers = _JSON | trace_headers(request)
             if verb == "infer":
                 checked = checked_infer(body, request.headers.get(HEADER_LENGTH), tenant, types)
                 if checked.header_length is not None:
@@ -180,7 +180,7 @@ class HttpGateway:
             onward = Onward(deployment.http, "POST", path, checked.body, headers, timeout_s, request_id)
             with self._tenants.admit(tenant, len(body), checked.max_tokens, deployment.spec.max_seq_len):
                 to_client = RewritingResponder(answer, own_id(tenant)) if tenant.prefix else answer
-                await self._pass_on(request, to_client, onward)
+                await forward(self._transport, onward, request.receive, to_client)
 
     async def _types(self, deployment: Deployment, model: str, request_id: str) -> Types:
         """Datatypes of a model's inputs, cached."""
@@ -193,7 +193,7 @@ class HttpGateway:
 
     async def _ask(self, targets: Sequence[Upstream], path: str, request_id: str) -> tuple[int, bytes]:
         """Status and body of the response to a request of the gateway. Raises Refusal (503) if there is none."""
-        onward = Onward(targets, "GET", path, b"", {}, _SHORT_S, request_id)
+        onward = _get(targets, path, request_id)
         try:
             with anyio.fail_after(onward.timeout_s):
                 async with self._transport(onward) as response:
@@ -206,24 +206,23 @@ class HttpGateway:
         body = await self._body(request)
         endpoint = _OPENAI_POSTS[request.url.path]
         checked = checked_openai(body, endpoint, tenant)
-        timeout_s = self._timeout_s(request)
-        headers = _JSON | _trace(request) | _session(request, tenant, checked.conversation)
+        timeout_s = timeout_of(request, self._spec.config.request_timeout_s)
+        headers = _JSON | trace_headers(request) | session_headers(request, tenant, checked.conversation)
         # The worker derives the seed of a request without one from the request id, so each choice needs its own id.
         ids = [request_id, *(secrets.token_hex(16) for _ in checked.bodies[1:])]
         deployment = self._deployments.current
-        path, is_served = request.url.path, checked.model == deployment.spec.model
         renderer = None
         if endpoint == "chat":
             model = f"/v2/models/{deployment.spec.tenant_models[0]}/generate"
             renderer = Onward(deployment.http, "POST", model, b"", _JSON, _SHORT_S, request_id)
-        first = Onward(
-            *([_openai(deployment)], "POST", path, b"", headers, timeout_s, request_id, _PATIENCE_S),
-            is_served=is_served,
-            renderer=renderer,
-            folds=checked.folds,
-        )
         onwards = [
-            replace(first, body=sent, request_id=own_id) for sent, own_id in zip(checked.bodies, ids, strict=True)
+            Onward(
+                *([_openai(deployment)], "POST", request.url.path, sent, headers, timeout_s, own_id, _PATIENCE_S),
+                is_served=checked.model == deployment.spec.model,
+                renderer=renderer,
+                folds=checked.folds,
+            )
+            for sent, own_id in zip(checked.bodies, ids, strict=True)
         ]
         num_choices, max_seq_len = len(onwards) * checked.num_prompts, deployment.spec.max_seq_len
         num_bytes = len(body) // checked.num_prompts
@@ -232,7 +231,7 @@ class HttpGateway:
             for rewrite in checked.rewrites:
                 to_client = RewritingResponder(to_client, rewrite)
             if len(onwards) == 1:
-                await self._pass_on(request, to_client, onwards[0])
+                await forward(self._transport, onwards[0], request.receive, to_client)
             else:
                 await forward_choices(self._transport, onwards, request.receive, to_client)
 
@@ -241,15 +240,11 @@ class HttpGateway:
         names = [request.path_params[part] for part in ("owner", "name") if part in request.path_params]
         if not all(_NAME.fullmatch(name) for name in names):
             raise unknown_model("/".join(names))
-        path, target = "/".join(["/v1/models", *names]), _openai(self._deployments.current)
-        await self._pass_on(request, answer, Onward([target], "GET", path, b"", {}, _SHORT_S, request_id))
-
-    async def _pass_on(self, request: Request, answer: Responder, onward: Onward) -> None:
+        onward = _get([_openai(self._deployments.current)], "/".join(["/v1/models", *names]), request_id)
         await forward(self._transport, onward, request.receive, answer)
 
     def _tenant(self, request: Request) -> Tenant:
-        key = bearer_key(request.headers.get("authorization")) or request.headers.get("x-api-key")
-        return self._tenants.of_key(key)
+        return self._tenants.of_key(key_of(request))
 
     async def _body(self, request: Request) -> bytes:
         config = self._spec.config
@@ -258,18 +253,10 @@ class HttpGateway:
         length = request.headers.get("content-length")
         return await read_body(request.receive, length, config.max_body_bytes, config.body_timeout_s)
 
-    def _timeout_s(self, request: Request) -> float:
-        asked = request.headers.get(TIMEOUT_HEADER)
-        longest = self._spec.config.request_timeout_s
-        if asked is None:
-            return longest
-        try:
-            timeout_s = float(asked)
-        except ValueError:
-            timeout_s = float("nan")
-        if not timeout_s > 0:
-            raise Refusal(400, f"{TIMEOUT_HEADER} is {asked[:40]!r}; it must be a number of seconds above 0")
-        return min(timeout_s, longest)
+
+def _get(targets: Sequence[Upstream], path: str, request_id: str) -> Onward:
+    """A request of the gateway itself, or one that runs no model."""
+    return Onward(targets, "GET", path, b"", {}, _SHORT_S, request_id)
 
 
 async def _send(answer: ResponseWriter, body: bytes, headers: dict[str, str]) -> None:
@@ -296,20 +283,6 @@ def _openai(deployment: Deployment) -> Upstream:
     if deployment.openai is None:
         raise unavailable()
     return deployment.openai
-
-
-def _trace(request: Request) -> dict[str, str]:
-    """The client's W3C trace context headers, without invalid ones."""
-    found = {name: request.headers.get(name, "") for name in ("traceparent", "tracestate")}
-    return {name: value for name, value in found.items() if value.isascii() and 0 < len(value) <= _MAX_TRACE_LENGTH}
-
-
-def _session(request: Request, tenant: Tenant, conversation: str | None) -> dict[str, str]:
-    """Dynamo's header that keeps a session on one worker. The session is the client's header, else the conversation.
-    Sessions of different tenants differ."""
-    if (name := request.headers.get(SESSION_HEADER, conversation)) is None:
-        return {}
-    return {_DYNAMO_SESSION: hashlib.sha256(f"{tenant.name}/{name}".encode(errors="replace")).hexdigest()[:32]}
 
 
 async def _not_found(request: Request, answer: ResponseWriter, request_id: str) -> None:

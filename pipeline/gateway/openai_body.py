@@ -36,7 +36,7 @@ class CheckedChoices(NamedTuple):
 
 def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedChoices:
     """Check a request and set the tenant's namespace. A client chooses a namespace with the annotation "namespace:NAME"
-    in `nvext.annotations`, or with `nvext.cache_salt`. Raises Refusal (400)."""
+    in `nvext.annotations`, or with `cache_salt`. Raises Refusal (400)."""
     value = parse_json(body)
     num_choices = _num_choices(value.pop("n", None))
     max_tokens = positive(value.get("max_completion_tokens")) or positive(value.get("max_tokens"))
@@ -46,16 +46,15 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedCh
         raise Refusal(400, str(error)) from error
     extension = sent["nvext"]
     annotations: list[str] = extension["annotations"]
-    # Removed below, because the worker uses this field of Dynamo if there is no annotation.
-    salt = extension.get("cache_salt")
+    # Both are removed, because the worker uses this field of Dynamo if there is no annotation.
+    salts = sent.pop("cache_salt", None), extension.pop("cache_salt", None)
     asked = next((text.removeprefix(_PREFIX) for text in annotations if text.startswith(_PREFIX)), None)
     if asked is None:
-        asked = salt if isinstance(salt, str) else ""
+        asked = next((salt for salt in salts if isinstance(salt, str)), "")
     kept = [text for text in annotations if not text.startswith(_PREFIX)]
     if namespace := tenant.namespace(asked):
         kept.append(annotation(NAMESPACE, namespace))
-    named = {name: value for name, value in extension.items() if name != "cache_salt"}
-    sent["nvext"] = named | {"annotations": kept}
+    extension["annotations"] = kept
     folds = endpoint == "chat" and sent.get("stream", False) is False and "stream_options" not in sent
     if folds:
         sent |= {"stream": True, "stream_options": {"include_usage": True}}

@@ -9,7 +9,8 @@ tools, tool_choice, parallel_tool_calls    copied: the worker makes a grammar of
 max_tokens, max_completion_tokens          copied: the worker counts the earlier tokens of a migrated request
 a tool_choice of allowed_tools             converted to the allowed tools and their mode: the front end refuses it
 echo, best_of, suffix, include_stop_str_in_output, prompt_logprobs, prompt_embeds, audio, web_search_options,
-modalities and message parts other than text, top_logprobs without logprobs
+allowed_token_ids, guided_whitespace_pattern, modalities and message parts other than text,
+top_logprobs without logprobs
                                            refused: front end or worker ignore them
 more than four stop words, a message without parts    refused: the front end fails with status 500
 stream_options without include_usage       completed: the front end requires it
@@ -37,6 +38,7 @@ from pipeline.gateway.annotations import (
     STRATEGY,
     TOOLS,
     annotation,
+    regex_of_choices,
 )
 
 Endpoint = Literal["chat", "completions"]
@@ -49,6 +51,11 @@ _MOST_STOP_WORDS = 4
 # Fields of OpenAI's API without effect on the output.
 _WITHOUT_EFFECT = ("safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 _GUIDES = {"guided_regex": "regex", "guided_grammar": "ebnf_grammar"}
+# Fields that front end or worker ignore.
+_IGNORED = (
+    *("include_stop_str_in_output", "prompt_logprobs", "prompt_embeds", "audio"),
+    *("allowed_token_ids", "guided_whitespace_pattern"),
+)
 
 
 def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
@@ -95,7 +102,7 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    for name in ("include_stop_str_in_output", "prompt_logprobs", "prompt_embeds", "audio"):
+    for name in _IGNORED:
         if body.get(name):
             raise RequestError(f"{name} is not supported; leave it out")
     if "web_search_options" in body:
@@ -185,6 +192,10 @@ def _guide(sent: dict[str, Any]) -> dict[str, str]:
     found += [_guided(sent, name, kind) for name, kind in _GUIDES.items()]
     if (schema := sent.pop("guided_json", None)) is not None:
         found.append(("json_schema", schema if isinstance(schema, str) else json.dumps(schema)))
+    if (choices := sent.pop("guided_choice", None)) is not None:
+        if not (isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices)):
+            raise RequestError("guided_choice must be a list of texts")
+        found.append(("regex", regex_of_choices(choices)))
     guides = [guide for guide in found if guide is not None]
     if len(guides) > 1:
         raise RequestError("response_format and guided_* exclude each other; send one of them")

@@ -53,6 +53,14 @@ def test_nested_bodies_do_not_reach_triton(closed, verb, body):
     assert works(closed)
 
 
+@pytest.mark.parametrize("header", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
+def test_a_web_page_of_another_site_reaches_nothing(closed, header):
+    answer = httpx.post(url_of(closed), json={"text_input": "x", "max_tokens": 1}, headers=header, timeout=PATIENCE_S)
+
+    assert answer.status_code == 403
+    assert "localhost" in answer.json()["error"]
+
+
 def test_huge_and_endless_bodies_are_cut_off(closed):
     host, port = "127.0.0.1", closed.state.http_port
     connection = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)

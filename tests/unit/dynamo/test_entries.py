@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,11 @@ def test_entries_that_a_shutdown_removes_stay_removed(folder: Path) -> None:
     entries.check(0.5)
 
     assert held(folder) == {}
+
+
+def test_a_folder_may_have_brackets_in_its_name(folder: Path) -> None:
+    inside = folder / "run [1]"
+    (inside / "v1" / "mdc").mkdir(parents=True)
+    (inside / "v1" / "mdc" / MINE).touch()
+
+    assert glob.glob(Entries(inside, 255).pattern) == [str(inside / "v1" / "mdc" / MINE)]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferResult, service_pb2
 
+from pipeline.dynamo import triton_stream
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError, RequestError
 from pipeline.triton_models import streams
@@ -144,6 +145,19 @@ def test_a_request_that_nobody_waits_for_is_stopped_and_cancelled_only_if_it_goe
 
     assert triton.stopped == ["id"]
     assert (triton.was_read.is_set(), triton.was_cancelled.is_set()) == (obeys, not obeys)
+
+
+def test_a_server_that_hangs_is_not_ready(monkeypatch) -> None:
+    monkeypatch.setattr(triton_stream, "_READY_S", 0.1)
+
+    async def ask() -> bool:
+        async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0) as silent:
+            stream = TritonStream(f"127.0.0.1:{silent.sockets[0].getsockname()[1]}")
+            found = await asyncio.wait_for(stream.is_ready(), PATIENCE_S)
+            await stream.close()
+            return found
+
+    assert asyncio.run(ask()) is False
 
 
 def test_a_server_that_is_gone_is_not_ready() -> None:

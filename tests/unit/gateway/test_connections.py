@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
+import pytest
 import uvicorn
 
 from pipeline.gateway.__main__ import _listening
-from pipeline.gateway.connections import uvicorn_options
+from pipeline.gateway.connections import for_this_machine, uvicorn_options
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.tenants import Tenants
@@ -114,3 +116,32 @@ def test_pieces_of_a_response_are_sent_at_once():
         return options[0]
 
     assert asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "127.0.0.1:8080"}, 200),
+        ({"host": "LocalHost:8080", "origin": "http://127.0.0.1:3000"}, 200),
+        ({"host": "[::1]"}, 200),
+        ({"host": ""}, 200),
+        ({"host": "evil.example:8080"}, 403),
+        ({"host": "127.0.0.1.evil.example"}, 403),
+        ({"host": "localhost", "origin": "https://evil.example"}, 403),
+        ({"host": "localhost", "origin": "null"}, 403),
+    ],
+)
+def test_without_keys_pages_of_other_sites_reach_nothing(headers, status):
+    async def ok(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def ask_with(path: str) -> httpx.Response:
+        transport = httpx.ASGITransport(for_this_machine(ok))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.post(path, headers=headers)
+
+    openai, triton = asyncio.run(ask_with("/v1/chat/completions")), asyncio.run(ask_with("/v2/models"))
+    assert (openai.status_code, triton.status_code) == (status, status)
+    if status == 403:
+        assert openai.json()["error"]["message"] == triton.json()["error"]

@@ -47,6 +47,7 @@ def test_what_the_front_end_knows_stays_as_it_is():
             {"guide_type": "json_schema", "guide": json.dumps({"type": "object"})},
         ),
         ("guided_regex", "a+", {"guide_type": "regex", "guide": "a+"}),
+        ("guided_choice", ["a.", "b"], {"guide_type": "regex", "guide": r"(?:a\.)|(?:b)"}),
         ("guided_json", {"type": "null"}, {"guide_type": "json_schema", "guide": '{"type": "null"}'}),
     ],
 )
@@ -103,6 +104,10 @@ def test_statistics_are_asked_for_in_either_way():
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output is not supported"),
         ({"prompt_logprobs": 1}, "prompt_logprobs is not supported"),
         ({"prompt_embeds": "AAAA"}, "prompt_embeds is not supported"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids is not supported"),
+        ({"guided_json": {}, "guided_whitespace_pattern": " "}, "guided_whitespace_pattern is not supported"),
+        ({"guided_choice": "a"}, "guided_choice must be a list"),
+        ({"guided_choice": []}, "guided_choice must be a list"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"top_logprobs": 2, "logprobs": False}, "top_logprobs needs logprobs"),
         ({"modalities": ["text", "audio"]}, r'modalities must be \["text"\]'),

@@ -143,11 +143,14 @@ def test_a_conversation_is_known_by_its_beginning_from_the_second_turn_on(alice)
     assert checked_openai(b'{"messages": [3]}', "chat", alice).conversation is None
 
 
-def test_dynamos_own_word_for_a_namespace_is_the_tenants_too(alice):
-    sent = json.loads(checked_openai(b'{"nvext": {"cache_salt": "bob"}}', "chat", alice).bodies[0])["nvext"]
+@pytest.mark.parametrize("body", [{"nvext": {"cache_salt": "bob"}}, {"cache_salt": "bob"}])
+def test_dynamos_own_word_for_a_namespace_is_the_tenants_too(alice, body):
+    sent = json.loads(checked_openai(json.dumps(body).encode(), "chat", alice).bodies[0])
 
-    assert "namespace:alice/bob" in sent["annotations"]
-    assert "cache_salt" not in sent
+    assert "namespace:alice/bob" in sent["nvext"]["annotations"]
+    assert "cache_salt" not in {*sent, *sent["nvext"]}
+    with pytest.raises(Refusal, match="more than 128 bytes"):
+        checked_openai(json.dumps({"cache_salt": "b" * 129}).encode(), "chat", alice)
 
 
 @pytest.mark.parametrize("nvext", [3, ["x"], {"annotations": 3}, {"annotations": [3]}])
