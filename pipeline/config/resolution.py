@@ -14,7 +14,6 @@ import yaml
 from pydantic import ValidationError
 
 from pipeline.config.backends import settings_of, settled_backend
-from pipeline.config.bare_checkpoint import draft_from_folder, draft_from_gguf, draft_from_hub, is_repository
 from pipeline.config.faults import Fault, KeyPath, faults_of_validation, origin_of, raise_faults, without
 from pipeline.config.hardware import Hardware, detect_hardware
 from pipeline.config.loading import (
@@ -171,6 +170,9 @@ def load_resolved(path: Path) -> ResolvedConfig:
 
 
 def _model_draft(name: str, where: Places) -> Draft:
+    # Served models read resolved configs without the libraries that this module needs.
+    from pipeline.config.bare_checkpoint import draft_from_folder, draft_from_gguf, draft_from_hub, is_repository
+
     try:
         path = find_model(name, where)
     except ConfigError:
