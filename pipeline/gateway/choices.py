@@ -12,11 +12,11 @@ from typing import Any
 import anyio
 import pydantic_core
 
-from pipeline.gateway.bodies import Json, Receive, write_json
-from pipeline.gateway.event_stream import DATA, events_of
+from pipeline.gateway.bodies import Json, Receive
+from pipeline.gateway.event_stream import DATA, chunk_of, event_of, events_of
 from pipeline.gateway.forward import pass_on, until_disconnect
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.response_writer import Responder
+from pipeline.gateway.response_writer import Responder, send_json
 from pipeline.gateway.upstream import Onward, Transport
 
 # Limit in OpenAI's API.
@@ -74,26 +74,23 @@ class _Joined:
         """Forward one event of a choice's stream, with its index. Keeps back usage and the end of the stream."""
         if event == _END:
             return
-        if event.startswith(DATA + b"{"):
-            chunk = pydantic_core.from_json(event.removeprefix(DATA))
+        if (chunk := chunk_of(event)) is not None:
             if not chunk.get("choices") and chunk.get("usage"):
                 self.usages[number] = chunk
                 return
-            event = DATA + write_json(self._renumbered(chunk, number)) + b"\n\n"
+            event = event_of(self._renumbered(chunk, number))
         async with self._lock:
             await self._answer.piece(event)
 
     async def finish(self) -> None:
         """End the response after the end of all choices."""
-        if self._is_stream:
-            if usages := [chunk for chunk in self.usages if chunk is not None]:
-                last = usages[0] | self._head | {"usage": joined_usage([chunk["usage"] for chunk in usages])}
-                await self._answer.piece(DATA + write_json(last) + b"\n\n")
-            await self._answer.piece(_END)
-        else:
-            body = write_json(self._whole())
-            await self._answer.start(200, {"content-type": "application/json", "content-length": str(len(body))})
-            await self._answer.piece(body)
+        if not self._is_stream:
+            await send_json(self._answer, self._whole())
+            return
+        if usages := [chunk for chunk in self.usages if chunk is not None]:
+            last = usages[0] | self._head | {"usage": joined_usage([chunk["usage"] for chunk in usages])}
+            await self._answer.piece(event_of(last))
+        await self._answer.piece(_END)
         await self._answer.end()
 
     def _whole(self) -> Json:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 
+import pydantic_core
+
+from pipeline.gateway.bodies import Json, write_json
 from pipeline.gateway.errors import ERROR_MARKS
 
 # Start of an event with JSON data.
@@ -32,6 +35,15 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
             yield whole
     if held:
         yield held
+
+
+def chunk_of(event: bytes) -> Json | None:
+    """The JSON object in an event; None if it has none."""
+    return pydantic_core.from_json(event.removeprefix(DATA)) if event.startswith(DATA + b"{") else None
+
+
+def event_of(chunk: Json) -> bytes:
+    return DATA + write_json(chunk) + b"\n\n"
 
 
 def events_of(whole: bytes) -> list[bytes]:

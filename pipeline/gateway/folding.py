@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pydantic_core
-
-from pipeline.gateway.bodies import Json, write_json
-from pipeline.gateway.event_stream import DATA, events_of
+from pipeline.gateway.bodies import Json
+from pipeline.gateway.event_stream import chunk_of, events_of
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.response_writer import Responder
+from pipeline.gateway.response_writer import Responder, send_json
 
 
 class FoldingResponder:
@@ -36,19 +34,16 @@ class FoldingResponder:
     async def piece(self, data: bytes) -> None:
         events, end, self._held = (self._held + data).rpartition(b"\n\n")
         for event in events_of(events + end) if events else []:
-            if event.startswith(DATA + b"{"):
-                self._add(pydantic_core.from_json(event.removeprefix(DATA)))
+            if (chunk := chunk_of(event)) is not None:
+                self._add(chunk)
 
     async def end(self) -> None:
         text = "".join(self._text)
         message = {"role": "assistant", "reasoning_content": None, **self._choice["message"], "content": text}
         if self._calls:
             message |= {"content": text or None, "tool_calls": list(self._calls.values())}
-        whole = self._whole | {"object": "chat.completion", "choices": [self._choice | {"message": message}]}
-        body = write_json(whole)
-        await self._answer.start(200, {"content-type": "application/json", "content-length": str(len(body))})
-        await self._answer.piece(body)
-        await self._answer.end()
+        choices = [self._choice | {"message": message}]
+        await send_json(self._answer, self._whole | {"object": "chat.completion", "choices": choices})
 
     async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
         await self._answer.refuse(refusal, closes)

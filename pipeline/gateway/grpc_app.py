@@ -47,9 +47,9 @@ class GrpcGateway:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         unary: dict[str, tuple[Callable[[Any, Any], Awaitable[Any]], Any]] = {
-            "ServerLive": (self._health("ServerLive"), pb.ServerLiveRequest),
-            "ServerReady": (self._health("ServerReady"), pb.ServerReadyRequest),
-            "ModelReady": (self._health("ModelReady"), pb.ModelReadyRequest),
+            "ServerLive": (self._call("ServerLive", needs_key=False), pb.ServerLiveRequest),
+            "ServerReady": (self._call("ServerReady", needs_key=False), pb.ServerReadyRequest),
+            "ModelReady": (self._call("ModelReady", needs_key=False), pb.ModelReadyRequest),
             "ServerMetadata": (self._call("ServerMetadata"), pb.ServerMetadataRequest),
             "ModelMetadata": (self._call("ModelMetadata"), pb.ModelMetadataRequest),
             "ModelInfer": (self._infer, pb.ModelInferRequest),
@@ -63,35 +63,27 @@ class GrpcGateway:
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    def _health(self, name: str) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _call(self, name: str, needs_key: bool = True) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Handler of a method that runs no model."""
+
         async def act(request: Any, context: Any) -> Any:
             async with _refused(context):
-                return await self._short(name, request)
+                if needs_key:
+                    self._tenant(context)
+                deployment = self._deployments.current
+                if (model := getattr(request, "name", None)) is not None:
+                    _require_public(model, deployment)
+                triton = await deployment.triton()
+                return await getattr(triton.stub, name)(request, metadata=triton.metadata, timeout=_SHORT_S)
 
         return act
-
-    def _call(self, name: str) -> Callable[[Any, Any], Awaitable[Any]]:
-        async def act(request: Any, context: Any) -> Any:
-            async with _refused(context):
-                self._tenant(context)
-                return await self._short(name, request)
-
-        return act
-
-    async def _short(self, name: str, request: Any) -> Any:
-        deployment = self._deployments.current
-        if (model := getattr(request, "name", None)) is not None:
-            _require_public(model, deployment)
-        triton = await deployment.triton()
-        return await self._passed(getattr(triton.stub, name)(request, metadata=triton.metadata, timeout=_SHORT_S))
 
     async def _infer(self, request: Any, context: Any) -> Any:
         async with _refused(context):
             tenant, deployment = self._tenant(context), self._deployments.current
             with self._admitted(request, tenant, deployment):
                 timeout_s, triton = self._timeout_s(context), await deployment.triton()
-                call = triton.stub.ModelInfer(request, metadata=triton.metadata, timeout=timeout_s)
-                answer = await self._passed(call)
+                answer = await triton.stub.ModelInfer(request, metadata=triton.metadata, timeout=timeout_s)
                 answer.id = answer.id.removeprefix(tenant.prefix)
                 return answer
 
@@ -100,8 +92,8 @@ class GrpcGateway:
         stream = Stream()
         async with _refused(context):
             tenant = self._tenant(context)
-            work = (self._send(requests, stream, tenant), self._watch(stream))
-            tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
+            stream.run(self._send(requests, stream, tenant))
+            stream.run(self._watch(stream))
             try:
                 while (item := await stream.answers.get()) is not None:
                     if isinstance(item, Refusal):
@@ -110,7 +102,7 @@ class GrpcGateway:
             finally:
                 stream.close()
                 # A client's disconnection must not cancel the clean-up.
-                await asyncio.shield(asyncio.ensure_future(end_stream(stream, tasks)))
+                await asyncio.shield(asyncio.ensure_future(end_stream(stream)))
 
     async def _send(self, requests: AsyncIterator[Any], stream: Stream, tenant: Tenant) -> None:
         async for request in requests:
@@ -150,7 +142,7 @@ class GrpcGateway:
         call = Call(deployment, triton, triton.stub.ModelStreamInfer(metadata=triton.metadata))
         deployment.num_streams += 1
         stream.calls.append(call)
-        stream.receiving.append(asyncio.ensure_future(self._receive(stream, call, tenant)))
+        call.receiving = stream.run(self._receive(stream, call, tenant))
         return call
 
     async def _receive(self, stream: Stream, call: Call, tenant: Tenant) -> None:
@@ -216,15 +208,9 @@ class GrpcGateway:
         longest = self._spec.config.request_timeout_s
         return longest if remaining is None else min(remaining, longest)
 
-    async def _passed(self, call: Any) -> Any:
-        try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            raise _refusal_of_rpc(error) from error
-
 
 class _refused:
-    """Context manager that converts a Refusal to the status of the gRPC call."""
+    """Context manager that converts a Refusal, or an error of the upstream call, to the status of the gRPC call."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -233,6 +219,8 @@ class _refused:
         return None
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, grpc.aio.AioRpcError):
+            error = _refusal_of_rpc(error)
         if not isinstance(error, Refusal):
             return False
         trailing = () if error.retry_after_s is None else (("retry-after", str(error.retry_after_s)),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +14,7 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.gateway.deployment import Deployment, TritonGrpc
+from pipeline.gateway.errors import logger
 from pipeline.gateway.refusal import Refusal
 
 # Input of a request that stops the requests with the same id.
@@ -38,12 +39,13 @@ class OpenRequest:
 @dataclass(slots=True)
 class Call:
     """A stream to one upstream server, for a part of a client's requests. open: requests without a final response,
-    oldest first. is_done: whether it takes no further requests."""
+    oldest first. receiving: task that reads its responses. is_done: whether it takes no further requests."""
 
     deployment: Deployment
     triton: TritonGrpc
     rpc: Any
     open: deque[OpenRequest] = field(default_factory=deque)
+    receiving: asyncio.Task[None] | None = None
     is_done: bool = False
 
     def close(self, request_id: str) -> None:
@@ -77,15 +79,27 @@ class Call:
 
 @dataclass(slots=True)
 class Stream:
-    """A client's stream of requests. calls: open calls to upstream servers, the current one last. receiving: a task per
-    call. answers: responses and refusals for the client; None ends the stream. is_sent: whether the client has closed
-    its sending side. is_closed: whether later answers are dropped."""
+    """A client's stream of requests. calls: open calls to upstream servers, the current one last. tasks: see `run`.
+    answers: responses and refusals for the client; None ends the stream. is_sent: whether the client has closed its
+    sending side. is_closed: whether later answers are dropped."""
 
     calls: list[Call] = field(default_factory=list)
-    receiving: list[asyncio.Task[None]] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
     answers: asyncio.Queue[Any] = field(default_factory=partial(asyncio.Queue, _MAX_ANSWERS))
     is_sent: bool = False
     is_closed: bool = False
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task of the stream. If it fails, the stream ends with an error."""
+
+        def check(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.error("a gRPC stream failed", exc_info=error)
+                self.close(Refusal(500, "the gateway failed on this stream; its log says why"))
+
+        self.tasks.append(task := asyncio.ensure_future(work))
+        task.add_done_callback(check)
+        return task
 
     async def put(self, answer: Any) -> None:
         """Add an answer as soon as there is room for it."""
@@ -101,19 +115,20 @@ class Stream:
         self.answers.put_nowait(refusal)
 
 
-async def end_stream(stream: Stream, tasks: Sequence[asyncio.Future[None]]) -> None:
-    """End a stream: stop its requests, close its calls and cancel its tasks. tasks: its tasks other than the receiving
-    ones."""
-    for task in tasks:
-        task.cancel()
+async def end_stream(stream: Stream) -> None:
+    """End a stream: stop its requests, close its calls and cancel its tasks."""
+    receiving = [call.receiving for call in stream.calls if call.receiving is not None]
+    for task in stream.tasks:
+        if task not in receiving:
+            task.cancel()
     for call in list(stream.calls):
         await call.stop()
         await call.finish()
-    if stream.receiving:
-        await asyncio.wait(stream.receiving, timeout=_CLOSE_S)
-    for task in stream.receiving:
+    if receiving:
+        await asyncio.wait(receiving, timeout=_CLOSE_S)
+    for task in receiving:
         task.cancel()
-    await asyncio.gather(*tasks, *stream.receiving, return_exceptions=True)
+    await asyncio.gather(*stream.tasks, return_exceptions=True)
     for call in stream.calls:
         call.close_all()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Literal, Protocol
 
-from pipeline.gateway.bodies import write_json
+from pipeline.gateway.bodies import Json, write_json
 from pipeline.gateway.refusal import Refusal
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -25,6 +25,14 @@ class Responder(Protocol):
 
     async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
         """End with an error. closes: whether to close the connection."""
+
+
+async def send_json(answer: Responder, value: Json) -> None:
+    """Send a whole response."""
+    body = write_json(value)
+    await answer.start(200, {"content-type": "application/json", "content-length": str(len(body))})
+    await answer.piece(body)
+    await answer.end()
 
 
 class ResponseWriter:

@@ -11,14 +11,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pydantic_core
-
-from pipeline.gateway.bodies import Json, write_json
-from pipeline.gateway.event_stream import DATA, events_of
+from pipeline.gateway.bodies import Json
+from pipeline.gateway.event_stream import chunk_of, event_of, events_of
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import Responder
-
-_JSON_EVENT = DATA + b"{"
 
 
 @dataclass(slots=True)
@@ -70,9 +66,8 @@ class ResumableResponder:
 
     def _rest_of_event(self, event: bytes) -> bytes:
         """The part of an event that the client does not have; empty if it has all."""
-        if not event.startswith(_JSON_EVENT):
+        if (chunk := chunk_of(event)) is None:
             return event
-        chunk = pydantic_core.from_json(event.removeprefix(DATA))
         choices = chunk.get("choices") or []
         rests = [rest for choice in choices if (rest := self._rest_of_choice(choice)) is not None]
         if not self._is_resumed:
@@ -80,7 +75,7 @@ class ResumableResponder:
             return event
         if choices and not rests:
             return b""
-        return DATA + write_json(chunk | self._head | {"choices": rests}) + b"\n\n"
+        return event_of(chunk | self._head | {"choices": rests})
 
     def _rest_of_choice(self, choice: Json) -> Json | None:
         """The part of a choice that the client does not have; None if it has all."""

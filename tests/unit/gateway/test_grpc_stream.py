@@ -194,3 +194,19 @@ def test_no_more_requests_are_read_of_a_client_that_does_not_read_their_refusals
             assert len([answer async for answer in call]) == MANY
 
     asyncio.run(ask())
+
+
+def test_a_bug_of_the_gateway_ends_a_stream(monkeypatch, caplog) -> None:
+    def check_request(*_: object) -> None:
+        raise KeyError("secret detail")
+
+    monkeypatch.setattr(grpc_app, "check_request", check_request)
+
+    async def ask() -> None:
+        async with stream_to() as (stream, _):
+            with pytest.raises(grpc.aio.AioRpcError, match="gateway failed") as raised:
+                await asyncio.wait_for(stream([request("mine")]).read(), PATIENCE_S)
+            assert raised.value.code() is grpc.StatusCode.INTERNAL
+
+    asyncio.run(ask())
+    assert "secret detail" in caplog.text
