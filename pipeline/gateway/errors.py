@@ -28,6 +28,8 @@ REFUSAL_MARK = f'"{ENGINE_DATA}":{{"{REFUSAL}":'.encode()
 _FAULT_MARK = f'"finish_reason":"{FAULT}"'.encode()
 # Parts of each event with an error.
 ERROR_MARKS = (b'"error"', REFUSAL_MARK, _FAULT_MARK)
+# Dynamo's words for a prompt that is too long, for which OpenAI's API has a code.
+_TOO_LONG = "maximum context length"
 _UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to parse the request)")
 _PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', )+")
 
@@ -63,7 +65,7 @@ def refusal_of(status: int, text: str, request_id: str) -> Refusal:
         if status >= 500 or meaning == "fault":
             return Refusal(500, f"the server failed on this request; its log says why under {request_id}")
         return Refusal(status, f"the server refused this request; its log says why under {request_id}")
-    return Refusal(status, _shown(text))
+    return Refusal(status, _shown(text), code="context_length_exceeded" if _TOO_LONG in text else None)
 
 
 def text_of_body(body: bytes) -> str:

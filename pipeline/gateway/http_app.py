@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 import anyio
@@ -240,7 +240,9 @@ class HttpGateway:
         names = [request.path_params[part] for part in ("owner", "name") if part in request.path_params]
         if not all(_NAME.fullmatch(name) for name in names):
             raise unknown_model("/".join(names))
-        onward = _get([_openai(self._deployments.current)], "/".join(["/v1/models", *names]), request_id)
+        deployment = self._deployments.current
+        onward = _get([_openai(deployment)], "/".join(["/v1/models", *names]), request_id)
+        onward = replace(onward, is_served="/".join(names) == deployment.spec.model)
         await forward(self._transport, onward, request.receive, answer)
 
     def _tenant(self, request: Request) -> Tenant:

@@ -70,6 +70,21 @@ def test_a_completion_is_sent_again_while_its_worker_cannot_be_reached(monkeypat
 def test_a_model_that_is_served_and_does_not_come_back_is_unavailable(monkeypatch):
     monkeypatch.setattr(http_app, "_PATIENCE_S", 0.0)
     assert send(behind(no_endpoint), "POST", "/v1/chat/completions", json={"model": "m"}).status_code == 503
+    assert send(behind(no_model), "GET", "/v1/models/m").status_code == 503
+
+
+def test_a_prompt_that_is_too_long_has_openais_code():
+    sentence = "This model's maximum context length is 512 tokens. However, your messages resulted in 3013 tokens."
+    back = behind(lambda request: json_answer(400, {"message": sentence, "code": 400}))
+    answer = send(back, "POST", "/v1/chat/completions", json={"model": "m", "messages": []})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"] == {
+        "message": sentence,
+        "type": "invalid_request_error",
+        "code": "context_length_exceeded",
+        "param": None,
+    }
 
 
 def test_a_completion_for_a_model_that_nobody_has_is_not_sent_again():
