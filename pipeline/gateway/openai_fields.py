@@ -40,6 +40,7 @@ from pipeline.gateway.annotations import (
     annotation,
     regex_of_choices,
 )
+from pipeline.gateway.openai_types import check_types
 
 Endpoint = Literal["chat", "completions"]
 # Default limits of the output. The worker lowers the limit to the engine's length.
@@ -62,6 +63,7 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
     """Convert a client's request to the request to the front end. Raises RequestError for an unsupported field or a
     value of a wrong type."""
     sent = {name: value for name, value in body.items() if value is not None and name not in _WITHOUT_EFFECT}
+    check_types(sent, endpoint)
     _refuse_unsupported(sent)
     if sent.get("stop") == []:
         del sent["stop"]

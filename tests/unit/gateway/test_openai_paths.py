@@ -10,6 +10,8 @@ import pytest
 from pipeline.gateway import forward, http_app
 from tests.unit.gateway.gateways import GENERATE, api_key, behind, events, json_answer, send, spec_of
 
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
 
 def test_openai_errors_have_openais_form():
     answer = send(behind(), "POST", "/v1/chat/completions", spec_of(api_key("alice")), json={})
@@ -141,7 +143,7 @@ def test_a_conversation_that_only_the_front_end_refuses_is_refused_with_the_plac
     def answer(request: httpx.Request) -> httpx.Response:
         return json_answer(200, {}) if request.url.path == GENERATE else plain_prompts_only(request)
 
-    given = send(behind(answer), "POST", "/v1/chat/completions", json={"model": "m", "messages": [{"role": "user"}]})
+    given = send(behind(answer), "POST", "/v1/chat/completions", json={"model": "m", "messages": MESSAGES})
 
     assert (given.status_code, given.json()["error"]["type"]) == (400, "invalid_request_error")
     assert given.json()["error"]["message"].endswith(f"its log says why under {given.headers['x-request-id']}")
@@ -155,7 +157,7 @@ def test_a_conversation_waits_for_its_worker(monkeypatch, num_failed):
         return no_worker(request) if len(back.requests) <= num_failed else json_answer(200, {"a": 1})
 
     back = behind(answer)
-    assert send(back, "POST", "/v1/chat/completions", json={"model": "m", "messages": [1]}).json() == {"a": 1}
+    assert send(back, "POST", "/v1/chat/completions", json={"model": "m", "messages": MESSAGES}).json() == {"a": 1}
     assert [request.url.path for request in back.requests].count("/v1/completions") == 1
 
 
@@ -187,7 +189,7 @@ def test_a_fault_of_a_worker_in_a_request_with_tools_runs_it_once(begun):
         return f"data: {json.dumps({'choices': [choice]}, separators=(',', ':'))}\n\n".encode()
 
     back = behind(lambda request: events(event(None, begun) + event("content_filter", ""), b"data: [DONE]\n\n"))
-    body = {"model": "m", "messages": [1], "tools": [{"type": "function", "function": {"name": "f"}}]}
+    body = {"model": "m", "messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "f"}}]}
     given = send(back, "POST", "/v1/chat/completions", json=body)
     streamed = send(back, "POST", "/v1/chat/completions", json=body | {"stream": True})
 

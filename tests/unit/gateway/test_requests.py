@@ -139,8 +139,8 @@ def test_a_conversation_is_known_by_its_beginning_from_the_second_turn_on(alice)
     assert conversation(first) is None
     assert conversation(first, answer, second) == conversation(first, answer, second, answer, third) is not None
     assert conversation(first, answer | {"content": "other"}, second) != conversation(first, answer, second)
-    assert checked_openai(b'{"messages": 3}', "chat", alice).conversation is None
-    assert checked_openai(b'{"messages": [3]}', "chat", alice).conversation is None
+    assert checked_openai(b'{"messages": []}', "chat", alice).conversation is None
+    assert checked_openai(b'{"prompt": "Hello"}', "completions", alice).conversation is None
 
 
 @pytest.mark.parametrize("body", [{"nvext": {"cache_salt": "bob"}}, {"cache_salt": "bob"}])
