@@ -75,10 +75,15 @@ class InProcessBackend(Backend):
     def make_command(
         self, resolved: ResolvedConfig, repository: Path, places: Places, run_dir: Path, log: Path | None, note: Note
     ) -> MakeCommand:
-        from pipeline.server.server import local_command
+        from pipeline.server.command import single_process
+        from pipeline.server.installation import prepare_backends, server_environment, usable_installation
+        from pipeline.server.server import BACKENDS
 
-        replicas = resolved.profile.server.replicas
-        return local_command(repository, run_dir, places, log, note, replicas=replicas)
+        installation = usable_installation(places)
+        note(f"tritonserver: {installation.executable} ({installation.origin})")
+        backends = prepare_backends(installation, run_dir / BACKENDS)
+        environment = server_environment(places, installation, replicas=resolved.profile.server.replicas)
+        return single_process(installation, backends, repository, environment, log)
 
     def shown_commands(self, resolved: ResolvedConfig, repository: Path, places: Places) -> Sequence[StartCommand]:
         from pipeline.server.command import SHOWN_ID, shown_listening, single_process

@@ -54,14 +54,13 @@ def candidates(resolved: ResolvedConfig) -> list[Candidate]:
 
 def with_candidate(resolved: ResolvedConfig, candidate: Candidate) -> ResolvedConfig:
     """The config of a candidate, with the fixed planner, so that budgets are compared."""
-    drafting = resolved.profile.drafting.model_copy(update={"planner": "fixed"})
+    settings: dict[str, object] = {"planner": "fixed"}
     if candidate.max_draft_tokens is not None:
-        drafting = drafting.model_copy(update={"max_draft_tokens": candidate.max_draft_tokens})
+        settings["max_draft_tokens"] = candidate.max_draft_tokens
     if candidate.lookahead is not None:
-        size = resolved.profile.engine.max_draft_tokens
-        drafting = drafting.model_copy(update={"max_draft_tokens": size, "max_draft_len": size})
-    profile = resolved.profile.model_copy(update={"drafting": drafting})
-    return resolved.model_copy(update={"profile": profile, "lookahead": candidate.lookahead or resolved.lookahead})
+        settings["max_draft_tokens"] = settings["max_draft_len"] = resolved.profile.engine.max_draft_tokens
+    changed = resolved.with_settings("drafting", **settings)
+    return changed.model_copy(update={"lookahead": candidate.lookahead or resolved.lookahead})
 
 
 def tune(

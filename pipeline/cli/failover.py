@@ -11,7 +11,7 @@ from pipeline.cli import output
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.failover import FailoverReport, verify_failover
-from pipeline.dynamo.fleet import openai_url, start_fleet, with_server
+from pipeline.dynamo.fleet import openai_url, start_fleet
 from pipeline.dynamo.services import require_dynamo
 from pipeline.server.ports import LOOPBACK
 from pipeline.server.startup import check_start, prepare
@@ -27,7 +27,7 @@ def run_failover(resolved: ResolvedConfig, places: Places, num_kills: int, max_t
     require_dynamo()
     server = resolved.profile.server
     settings = {"openai": True, "replicas": max(2, server.replicas), "max_restarts": num_kills, **_OWN}
-    resolved = with_server(resolved, **settings)
+    resolved = resolved.with_settings("server", **settings)
     check_start(resolved, places)
     with tempfile.TemporaryDirectory(prefix="lookahead-failover-") as folder, output.working("failover") as note:
         served = prepare(resolved, places, note=note)

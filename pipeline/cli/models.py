@@ -74,11 +74,15 @@ def _show(
     """Print configs with the memory that each needs. pairs: model and profile of each row. cells: function that makes a
     row from a config and two texts about memory. of: subject of the estimate, for the note."""
     from pipeline.checkpoint.disk import gigabytes
+    from pipeline.config.hardware import Hardware
+    from pipeline.config.resolution import resolve_config
     from pipeline.engine.memory import available_bytes
     from pipeline.server.memory_fit import memory_fit
 
-    available = available_bytes()
-    rows = [(entry, memory_fit(*pair, where, available)) for entry, pair in zip(found, pairs, strict=True)]
+    available, hardware = available_bytes(), Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
+    overrides = ("device=cpu", "backend=torch")
+    configs = (resolve_config(*pair, overrides, where=where, hardware=hardware, backend_rules=False) for pair in pairs)
+    rows = [(entry, memory_fit(resolved, available)) for entry, resolved in zip(found, configs, strict=True)]
     if as_json:
         output.print_json([entry.model_dump(mode="json") | fit._asdict() for entry, fit in rows])
         return

@@ -40,7 +40,7 @@ def repo(
     as_json: Json = False,
 ) -> None:
     """Write the Triton model repository; build the engine first if needed."""
-    from pipeline.repository.render import require_replaceable
+    from pipeline.repository.render import check_repository, require_replaceable
     from pipeline.server.startup import prepare
 
     resolved = resolve(model, profile, overrides)
@@ -53,8 +53,8 @@ def repo(
         raise ConfigError("--decoupled needs --llmapi. Other repositories have models with and without streaming.")
     else:
         with output.working("building the engine and the repository") as note:
-            repository = prepare(resolved, places(), target, note).repository
-        folder, models = repository.folder, repository.models
+            folder = prepare(resolved, places(), target, note).repository
+        models = check_repository(folder)
     if as_json:
         output.print_json({"folder": str(folder), "models": list(models)})
     else:

@@ -29,7 +29,6 @@ from pipeline.server.companions import changing_state
 from pipeline.server.gateway import deployment_spec, spec_path, triton_of
 from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.ports import LOOPBACK
-from pipeline.server.server import HANDOVER
 from pipeline.server.service import ServiceState, find_service
 from pipeline.server.slots import free_dir, locked, serving_dir, set_serving
 from pipeline.server.startup import PreparedServer, fits_beside
@@ -44,7 +43,7 @@ from pipeline.server.state import (
     service_state_path,
 )
 from pipeline.server.switch import switch_server
-from pipeline.triton_models.handover import hand_over
+from pipeline.triton_models.handover import HANDOVER, hand_over
 
 # Time limit for the gateway to switch to the new servers.
 _FOLLOW_S = 20.0
@@ -73,7 +72,11 @@ def _switched(before: PreparedServer, after: PreparedServer, places: Places, bas
     if (reason := obstacle(after, folder)) is not None:
         note(f"{reason}; running requests finish, then the old server stops before the new one starts")
         _leave_learned(folder, folder, note)
-        return switch_server(before, after, places, folder, note, stop_fleet, start_fleet)
+
+        def start(served: PreparedServer) -> Fleet:
+            return start_fleet(served, places, folder, detach=True, note=note)
+
+        return switch_server(before, after, folder, note, partial(stop_fleet, folder, drain=True), start)
     return _exchange(before, after, places, base, note)
 
 
@@ -145,11 +148,9 @@ def _redirect_gateway(old: ServerState, fleet: Fleet, after: PreparedServer, bas
     """Switch the gateway and the state files to the new servers. Raises ServerError if the gateway does not switch."""
     new, path = fleet.state, spec_path(new_dir)
     spec = GatewaySpec.model_validate_json(path.read_bytes())
-    profile = after.resolved.profile
-    repository, name, max_seq_len = after.repository.folder, after.resolved.model.name, profile.engine.max_seq_len
     states = [server.state for server in fleet.servers]
     tritons = list(map(triton_of, states))
-    deployment = deployment_spec(repository, profile.server, tritons, name, max_seq_len, fleet.front_end_port)
+    deployment = deployment_spec(after.resolved, after.repository, tritons, fleet.front_end_port)
     gateway_path = service_state_path(new_dir, GATEWAY)
     gateway = ServiceState.model_validate_json(gateway_path.read_bytes())
     address = {name: getattr(old, name) for name in ("host", "http_port", "grpc_port", "metrics_port", "gateway_id")}

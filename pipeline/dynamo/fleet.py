@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pipeline.config.places import CODE, Places
+from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.card import write_card
 from pipeline.dynamo.services import (
@@ -186,14 +186,7 @@ def check_fleet(resolved: ResolvedConfig, join: bool = False) -> None:
 
 def without_openai(resolved: ResolvedConfig) -> ResolvedConfig:
     """The same config without the OpenAI API."""
-    return with_server(resolved, openai=False)
-
-
-def with_server(resolved: ResolvedConfig, **settings: object) -> ResolvedConfig:
-    """The same config with other settings in its server section."""
-    profile = resolved.profile
-    profile = profile.model_copy(update={"server": profile.server.model_copy(update=settings)})
-    return resolved.model_copy(update={"profile": profile})
+    return resolved.with_settings("server", openai=False)
 
 
 def find_ended(run_dir: Path, replicas: int) -> list[str]:
@@ -227,7 +220,7 @@ def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
     if url is None:
         return replace(served, resolved=without_openai(served.resolved))
     settings = {"openai_port": urlsplit(url).port, "replicas": require_server(run_dir).replicas}
-    return replace(served, resolved=with_server(served.resolved, openai=True, **settings))
+    return replace(served, resolved=served.resolved.with_settings("server", openai=True, **settings))
 
 
 def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
@@ -243,9 +236,9 @@ def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
 
 
 def _start(fleet: Fleet, service: Service, run_dir: Path) -> None:
-    fleet.services.append(start_service(service, run_dir, CODE))
+    fleet.services.append(start_service(service, run_dir))
 
 
 def _on_free_ports(served: PreparedServer) -> PreparedServer:
     ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "openai_port"), 0)
-    return replace(served, resolved=with_server(served.resolved, **ports))
+    return replace(served, resolved=served.resolved.with_settings("server", **ports))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
@@ -27,15 +26,10 @@ from pipeline.repository.names import (
 
 REPOSITORY = "repository"
 # Folder below triton_repo/ with the code of a model, if it is not the model's name.
-_CODE = dict.fromkeys((STOCK_FRONT_MODEL, STOCK_TARGET_MODEL), "single_response")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRepository:
-    """A rendered repository on disk. models: names of the models; each comes after those that it depends on."""
-
-    folder: Path
-    models: tuple[str, ...]
+_CODE = {
+    **dict.fromkeys((STOCK_FRONT_MODEL, STOCK_TARGET_MODEL), "single_response"),
+    **dict.fromkeys(("preprocessing", "postprocessing"), "text_conversion"),
+}
 
 
 def repository_dir(artifact: Artifact) -> Path:
@@ -51,7 +45,7 @@ def require_replaceable(folder: Path) -> None:
         raise RepositoryError(f"{folder} contains {others[0]}, and would be replaced. Use --out with a new folder.")
 
 
-def render(resolved: ResolvedConfig, artifact: Artifact, out_dir: Path, source: Path) -> ModelRepository:
+def render(resolved: ResolvedConfig, artifact: Artifact, out_dir: Path, source: Path) -> None:
     """Write the repository to out_dir atomically. Replaces an existing one.
 
     source: the folder triton_repo/ with the code of the models. Raises RepositoryError if code is missing.
@@ -60,7 +54,6 @@ def render(resolved: ResolvedConfig, artifact: Artifact, out_dir: Path, source: 
     with whole_folder(out_dir) as partial:
         for config in configs:
             _write_model(config, source, partial)
-    return ModelRepository(out_dir, tuple(config.name for config in configs))
 
 
 def model_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:

@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from pipeline.errors import RequestError, ServerError
 from pipeline.gateway.errors import RESTARTING
 from pipeline.repository.names import FRONT_MODEL
+from pipeline.triton_models.stream_calls import infer_input
 from pipeline.triton_models.tensors import Array
 from pipeline.triton_models.text_codec import check_text
 
@@ -234,13 +235,7 @@ def _grpc_client(url: str) -> Iterator[Any]:
 
 
 def _grpc_inputs(query: TextQuery) -> list[Any]:
-    inputs = []
-    for name, value in query.sent().items():
-        array = _array(name, value)
-        tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-        tensor.set_data_from_numpy(array)
-        inputs.append(tensor)
-    return inputs
+    return [infer_input(name, _array(name, value)) for name, value in query.sent().items()]
 
 
 def _check_value(name: str, value: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config.places import CODE
-from pipeline.config.schema import ServerConfig
+from pipeline.config.schema import ResolvedConfig
 from pipeline.config.threads import NUM_THREADS
 from pipeline.engine.command import Listening, Ports
 from pipeline.files import write_whole
@@ -18,7 +18,7 @@ from pipeline.repository.render import check_repository
 from pipeline.server.companions import changing_state
 from pipeline.server.ports import LOOPBACK, OpenAIPorts
 from pipeline.server.service import Service
-from pipeline.server.state import GATEWAY, SERVICES, ServerState, answers, service_state_path
+from pipeline.server.state import GATEWAY, SERVICES, ServerState, answers, reachable, service_state_path
 
 SPEC = "gateway.json"
 # Name of the gateway's port for OpenAI clients.
@@ -26,18 +26,16 @@ OPENAI = "openai"
 
 
 def gateway_service(
+    resolved: ResolvedConfig,
     repository: Path,
     run_dir: Path,
-    server: ServerConfig,
     public: Ports,
     triton: Listening,
-    model: str,
-    max_seq_len: int,
     openai: OpenAIPorts | None,
 ) -> Service:
     """Service of the gateway in front of a Triton server. public: ports for clients. triton: Triton's addresses.
-    model: model name in the OpenAI API. max_seq_len: limit of the engine. openai: ports of the OpenAI API; None if
-    there is none."""
+    openai: ports of the OpenAI API; None if there is none."""
+    server = resolved.profile.server
     front_end = None if openai is None else openai.front_end
     spec = GatewaySpec(
         host=server.host,
@@ -46,7 +44,7 @@ def gateway_service(
         metrics_host=LOOPBACK if server.side_channel_safe else server.host,
         metrics_port=public.metrics,
         openai_port=None if openai is None else openai.public,
-        deployment=deployment_spec(repository, server, [_triton_spec(triton)], model, max_seq_len, front_end),
+        deployment=deployment_spec(resolved, repository, [_triton_spec(triton)], front_end),
         api_keys=server.api_keys,
         config=server.gateway,
         json_logs=server.json_logs,
@@ -56,8 +54,7 @@ def gateway_service(
     write_whole(path, spec.model_dump_json(), private=True)
     status_path(path).unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(CODE), NUM_THREADS: "1"}
-    host = LOOPBACK if server.host == "0.0.0.0" else server.host
-    url = f"http://{host}:{public.http}/v2/health/live"
+    url = f"http://{reachable(server.host)}:{public.http}/v2/health/live"
     ports = public._asdict() | ({} if openai is None else {OPENAI: openai.public})
     argv = [sys.executable, "-m", "pipeline.gateway", str(path)]
     return Service(
@@ -66,23 +63,18 @@ def gateway_service(
 
 
 def deployment_spec(
-    repository: Path,
-    server: ServerConfig,
-    tritons: Sequence[TritonSpec],
-    model: str,
-    max_seq_len: int,
-    front_end: int | None,
+    resolved: ResolvedConfig, repository: Path, tritons: Sequence[TritonSpec], front_end: int | None
 ) -> DeploymentSpec:
     """Addresses and models of the servers behind a gateway. front_end: port of the OpenAI front end on the loopback
     device."""
-    models = check_repository(repository)
+    models, server = check_repository(repository), resolved.profile.server
     return DeploymentSpec(
         tritons=tuple(tritons),
         openai_http=None if front_end is None else f"{LOOPBACK}:{front_end}",
-        model=model,
+        model=resolved.model.name,
         public_models=models if server.gateway.inner_models else public_models(models, not server.api_keys),
         tenant_models=(FRONT_MODEL, STOCK_FRONT_MODEL),
-        max_seq_len=max_seq_len,
+        max_seq_len=resolved.profile.engine.max_seq_len,
     )
 
 

@@ -32,6 +32,7 @@ from pipeline.server.processes import remove_environments, start_time
 from pipeline.server.shared_memory import make_private, remove_shm
 from pipeline.server.watch import ModelWatch, StartWatch
 
+_CODE = Path(__file__).resolve().parents[2]
 # Environment variable with the pid of a process. Servers with this variable end with that process, even detached ones.
 OWNER = "LOOKAHEAD_OWNER_PID"
 STOP_SECONDS = 15.0
@@ -81,15 +82,15 @@ class GuardSpec:
         return json.dumps(asdict(self))
 
 
-def start_guard(spec: GuardSpec, path: Path, home: Path) -> subprocess.Popen[bytes]:
+def start_guard(spec: GuardSpec, path: Path) -> subprocess.Popen[bytes]:
     """Start a guard, which ends with this process unless `release_guard` is called. path: file for the spec, private
-    because of the environment. home: parent of this package."""
+    because of the environment."""
     path.touch(mode=0o600)
     path.write_text(spec.dump(), encoding="utf-8")
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline.server.guard", str(path)],
-        cwd=home,
-        env=spec.environment | {"PYTHONPATH": str(home)},
+        cwd=_CODE,
+        env=spec.environment | {"PYTHONPATH": str(_CODE)},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

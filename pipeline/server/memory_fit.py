@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from pipeline.config.hardware import Hardware
-from pipeline.config.places import Places
-from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.build import stored_bytes, weight_bytes
@@ -16,9 +14,6 @@ from pipeline.engine.torch.lean.plan import cache_entry_bytes, lean_kind
 # of the server need a fixed amount.
 _WEIGHTS_FACTOR = 1.6
 _OTHER_BYTES = 900 << 20
-_CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
-# Settings that need less memory, in the order of the change that they make.
-_SMALLER = ("", "model.dtype=bfloat16", "engine.quantization=int8")
 
 
 class MemoryFit(NamedTuple):
@@ -27,11 +22,6 @@ class MemoryFit(NamedTuple):
 
     needed_bytes: int
     setting: str | None
-
-
-def serving_bytes(engine_bytes: int) -> int:
-    """Memory of a server without its KV cache. engine_bytes: size of the engine on disk."""
-    return int(engine_bytes * _WEIGHTS_FACTOR) + _OTHER_BYTES
 
 
 def kv_bytes(resolved: ResolvedConfig) -> int:
@@ -46,15 +36,29 @@ def kv_bytes(resolved: ResolvedConfig) -> int:
     return per_token * bytes_per_value * slots_for(engine.max_batch_size) * engine.max_seq_len
 
 
-def memory_fit(model: str, profile: str, where: Places, available: int) -> MemoryFit:
-    """Compare the memory that a model needs on a CPU with the available bytes. Raises ConfigError if the config is
-    invalid."""
+def served_bytes(resolved: ResolvedConfig, engine_bytes: int) -> int:
+    """Memory of a server with its KV cache. engine_bytes: size of the engine on disk."""
+    return int(engine_bytes * _WEIGHTS_FACTOR) + _OTHER_BYTES + kv_bytes(resolved)
+
+
+def memory_fit(resolved: ResolvedConfig, available: int, built_bytes: int = 0) -> MemoryFit:
+    """Compare the memory that a model needs on a CPU, to be built and served, with the available bytes. built_bytes:
+    size of the engine if it is built already."""
     needs = {}
-    for setting in _SMALLER:
-        overrides = ("device=cpu", "backend=torch", *([setting] if setting else []))
-        resolved = resolve_config(model, profile, overrides, where=where, hardware=_CPU, backend_rules=False)
+    for setting, other in _alternatives(resolved):
+        # The number of parameters may be unknown, the ratio of two sizes is not.
+        size = built_bytes * stored_bytes(other) // stored_bytes(resolved) if built_bytes else stored_bytes(other)
         # A build holds the weights in the model's dtype.
-        serving = serving_bytes(stored_bytes(resolved)) + kv_bytes(resolved)
-        needs[setting] = max(weight_bytes(resolved), serving)
+        build = 0 if built_bytes and not setting else weight_bytes(other)
+        needs[setting] = max(build, served_bytes(other, size))
     fitting = [setting for setting, needed in needs.items() if needed <= available]
     return MemoryFit(needs[""], fitting[0] if fitting else None)
+
+
+def _alternatives(resolved: ResolvedConfig) -> Iterator[tuple[str, ResolvedConfig]]:
+    """Overrides that need less memory, in the order of the change that they make, and the configs with them."""
+    yield "", resolved
+    if resolved.profile.engine.quantization == "none":
+        if resolved.dtype == "float32":
+            yield "model.dtype=bfloat16", resolved.model_copy(update={"dtype": "bfloat16"})
+        yield "engine.quantization=int8", resolved.with_settings("engine", quantization="int8")

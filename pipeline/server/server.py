@@ -15,24 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from pipeline.config.places import CODE, Places
-from pipeline.config.schema import EngineConfig, ServerConfig
+from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.backend import Note
 from pipeline.engine.command import MakeCommand
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, try_lock, write_whole
-from pipeline.server.command import VERBOSE_LOG, single_process
+from pipeline.server.command import VERBOSE_LOG
 from pipeline.server.failure import explain_failure, passing_failure
 from pipeline.server.gateway import gateway_service
-from pipeline.server.guard import (
-    DRAIN_SECONDS,
-    GuardSpec,
-    owner,
-    release_guard,
-    start_guard,
-    stop_guard,
-)
-from pipeline.server.installation import prepare_backends, server_environment, usable_installation
+from pipeline.server.guard import DRAIN_SECONDS, GuardSpec, owner, release_guard, start_guard, stop_guard
 from pipeline.server.log import LOG, keep_previous, was_stopped, write_end
 from pipeline.server.ports import OpenAIPorts, choose_ports
 from pipeline.server.processes import MARK, marked_processes
@@ -55,7 +46,7 @@ from pipeline.server.state import (
 from pipeline.triton_models import drain_lock, handover
 from pipeline.triton_models.spans import trace_variables
 
-SPEC, LOCK, BACKENDS, READY_FILE, HANDOVER = "guard.json", ".lock", "backends", "ready", "handover"
+SPEC, LOCK, BACKENDS, READY_FILE = "guard.json", ".lock", "backends", "ready"
 # Free ports are not reserved, and Triton itself sometimes fails to start: see `passing_failure`.
 ATTEMPTS = 3
 
@@ -104,118 +95,56 @@ class RunningServer:
 
 
 def start_server(
+    resolved: ResolvedConfig,
     repository: Path,
     run_dir: Path,
-    server: ServerConfig,
+    make_command: MakeCommand,
     *,
-    places: Places,
-    model: str,
-    profile: str,
-    max_seq_len: int = EngineConfig().max_seq_len,
-    make_command: MakeCommand | None = None,
     with_openai: bool = False,
     with_gateway: bool = True,
     fleet_dir: Path | None = None,
-    verbose_log: Path | None = None,
     detach: bool = False,
     note: Note = lambda text: None,
 ) -> RunningServer:
     """Start tritonserver on a model repository and wait until all models are ready.
 
-    Starts a gateway in front of it unless the server section disables it. model, profile: names for the state file.
-    max_seq_len: limit of the engine. make_command: makes the command; default: one tritonserver on this machine.
-    with_openai: whether the gateway serves the OpenAI API. with_gateway: false for a server that only processes of this
-    machine use. fleet_dir: run folder of the gateway of its fleet; default: run_dir. verbose_log: file for Triton's
-    verbose log. detach: let the server outlive this process once it is ready. note: called with progress messages.
-    Raises ServerError, with the reason from the log, if it does not become ready.
+    Starts a gateway in front of it unless the server section disables it. with_openai: whether the gateway serves the
+    OpenAI API. with_gateway: false for a server that only processes of this machine use. fleet_dir: run folder of the
+    gateway of its fleet; default: run_dir. detach: let the server outlive this process once it is ready. note: called
+    with progress messages. Raises ServerError, with the reason from the log, if it does not become ready.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    if make_command is None:
-        make_command = local_command(repository, run_dir, places, verbose_log, note)
     with _locked(run_dir):
         require_none(run_dir)
         if (kept := keep_previous(run_dir)) is not None:
             note(f"the previous server ended unexpectedly; its log is now {kept}")
         (run_dir / VERBOSE_LOG).unlink(missing_ok=True)
         (run_dir / READY_FILE).unlink(missing_ok=True)
-        handover.prepare_handover(run_dir / HANDOVER)
+        handover.prepare_handover(run_dir / handover.HANDOVER)
         if with_gateway:
             stop_service(run_dir, GATEWAY)  # of a server that was killed
         for attempt in range(ATTEMPTS):
-            ports, listening, openai = choose_ports(server, with_openai)
-            server_id = f"la{secrets.token_hex(6)}"
-            command = make_command(listening, server_id)
-            gateway = None
-            if server.gateway.enabled and with_gateway:
-                api = openai if with_openai else None
-                service = gateway_service(repository, run_dir, server, ports, listening, model, max_seq_len, api)
-                # Always detached: it ends with this server, or continues in front of another one.
-                gateway = start_service(service, run_dir, CODE, detach=True, ends_with=(server_id,))
-            else:
-                ports = listening.ports
-            spec = GuardSpec(
-                command.argv,
-                {**command.environment, **trace_variables(server.otlp_endpoint), MARK: server_id},
-                str(run_dir / LOG),
-                str(run_dir / STATE),
-                server_id,
-                command.clean_up,
-                command.links,
-                owner=owner(),
-                # Not all processes in a container are visible.
-                ready_url=""
-                if command.clean_up
-                else f"http://{reachable(listening.host)}:{listening.ports.http}{READY}",
-                ready_path=str(run_dir / READY_FILE),
-                max_restarts=server.max_restarts,
-                companions=[str(service_state_path(fleet_dir or run_dir, GATEWAY))],
+            server = _begin(
+                resolved, repository, run_dir, make_command, with_openai, with_gateway, fleet_dir or run_dir
             )
             try:
-                guard = start_guard(spec, run_dir / SPEC, places.home)
-            except BaseException:
-                if gateway is not None:
-                    gateway.stop()
-                raise
-            state = ServerState(
-                server_id=server_id,
-                guard_pid=guard.pid,
-                host=server.host if gateway is not None else listening.host,
-                http_port=ports.http,
-                grpc_port=ports.grpc,
-                metrics_port=ports.metrics,
-                repository=str(repository),
-                model=model,
-                profile=profile,
-                started=time.time(),
-                clean_up=tuple(command.clean_up),
-                replicas=server.replicas if server.openai else 0,
-                gateway_id="" if gateway is None else gateway.state.server_id,
-                triton_http_port=listening.ports.http,
-                triton_grpc_port=listening.ports.grpc,
-                triton_key=listening.key,
-            )
-            running_server = RunningServer(state, run_dir, guard, openai, gateway)
-            try:
-                write_whole(run_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
-                _wait_until_ready(running_server, server.startup_timeout_s, note)
+                write_whole(run_dir / STATE, server.state.model_dump_json(indent=2) + "\n", private=True)
+                _wait_until_ready(server, resolved.profile.server.startup_timeout_s, note)
                 (run_dir / READY_FILE).touch()
-                if gateway is not None:
-                    gateway.mark_ready()
+                if server.gateway is not None:
+                    server.gateway.mark_ready()
             except BaseException as error:
                 stopped = was_stopped(run_dir / LOG)  # by another process
-                running_server.stop()
-                free_ports = gateway is not None or 0 in (server.http_port, server.grpc_port, server.metrics_port)
+                server.stop()
                 if isinstance(error, ServerError) and not stopped:
-                    logs = [run_dir / LOG] if gateway is None else [run_dir / LOG, gateway.log_path]
-                    if attempt + 1 < ATTEMPTS and (reason := passing_failure(logs, free_ports)):
+                    if attempt + 1 < ATTEMPTS and (reason := _passing_failure(resolved, server)):
                         note(f"{reason}; starting again")
                         continue
                     write_end(run_dir / LOG, False, "it did not get ready")
-                raise error
-            handover.forget_handover(run_dir / HANDOVER)
+                raise
+            handover.forget_handover(run_dir / handover.HANDOVER)
             if detach:
-                running_server.release()
-            return running_server
+                server.release()
+            return server
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -244,18 +173,68 @@ def _stop_orphan(run_dir: Path) -> None:
         stop_service(run_dir, GATEWAY)
 
 
-def local_command(
-    repository: Path, run_dir: Path, places: Places, verbose_log: Path | None, note: Note, *, replicas: int = 1
-) -> MakeCommand:
-    """Return a function that makes the command of a tritonserver on this machine. replicas: servers that share the
-    machine."""
-    installation = usable_installation(places)
-    note(f"tritonserver: {installation.executable} ({installation.origin})")
-    backends = prepare_backends(installation, run_dir / BACKENDS)
-    environment = server_environment(places, installation, replicas=replicas) | {
-        handover.VARIABLE: str(run_dir / HANDOVER)
-    }
-    return single_process(installation, backends, repository, environment, verbose_log)
+def _begin(
+    resolved: ResolvedConfig,
+    repository: Path,
+    run_dir: Path,
+    make_command: MakeCommand,
+    with_openai: bool,
+    with_gateway: bool,
+    fleet_dir: Path,
+) -> RunningServer:
+    """Start the processes of a server; `_wait_until_ready` waits for them."""
+    server = resolved.profile.server
+    ports, triton, openai = choose_ports(server, with_openai)
+    server_id = f"la{secrets.token_hex(6)}"
+    command = make_command(triton, server_id)
+    gateway = None
+    if server.gateway.enabled and with_gateway:
+        service = gateway_service(resolved, repository, run_dir, ports, triton, openai if with_openai else None)
+        # Always detached: it ends with this server, or continues in front of another one.
+        gateway = start_service(service, run_dir, detach=True, ends_with=(server_id,))
+    else:
+        ports = triton.ports
+    variables = {MARK: server_id, handover.VARIABLE: str(run_dir / handover.HANDOVER)}
+    ready_url = f"http://{reachable(triton.host)}:{triton.ports.http}{READY}"
+    spec = GuardSpec(
+        command.argv,
+        {**command.environment, **variables, **trace_variables(server.otlp_endpoint)},
+        str(run_dir / LOG),
+        str(run_dir / STATE),
+        server_id,
+        command.clean_up,
+        command.links,
+        owner=owner(),
+        ready_url="" if command.clean_up else ready_url,  # not all processes in a container are visible
+        ready_path=str(run_dir / READY_FILE),
+        max_restarts=server.max_restarts,
+        companions=[str(service_state_path(fleet_dir, GATEWAY))],
+    )
+    try:
+        guard = start_guard(spec, run_dir / SPEC)
+    except BaseException:
+        if gateway is not None:
+            gateway.stop()
+        raise
+    state = ServerState(
+        server_id=server_id,
+        guard_pid=guard.pid,
+        host=server.host if gateway is not None else triton.host,
+        http_port=ports.http,
+        grpc_port=ports.grpc,
+        metrics_port=ports.metrics,
+        repository=str(repository),
+        model=resolved.model.name,
+        profile=resolved.profile.name,
+        started=time.time(),
+        clean_up=tuple(command.clean_up),
+        replicas=server.replicas if server.openai else 0,
+        gateway_id="" if gateway is None else gateway.state.server_id,
+        triton_http_port=triton.ports.http,
+        triton_grpc_port=triton.ports.grpc,
+        triton_key=triton.key,
+    )
+    return RunningServer(state, run_dir, guard, openai, gateway)
 
 
 def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> None:
@@ -282,8 +261,16 @@ def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> No
         time.sleep(0.1)
 
 
+def _passing_failure(resolved: ResolvedConfig, server: RunningServer) -> str | None:
+    """Reason of a failed start after which a second one may succeed, else None."""
+    asked, gateway = resolved.profile.server, server.gateway
+    free_ports = gateway is not None or 0 in (asked.http_port, asked.grpc_port, asked.metrics_port)
+    return passing_failure([server.log_path, *([] if gateway is None else [gateway.log_path])], free_ports)
+
+
 @contextmanager
 def _locked(run_dir: Path) -> Iterator[None]:
+    run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / LOCK).open("w") as file:
         if not try_lock(file):
             raise ServerError(f"Another server is being started from {run_dir}; wait for it, or stop it.")

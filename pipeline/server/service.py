@@ -90,13 +90,12 @@ class RunningService:
 
 
 def start_service(
-    service: Service, run_dir: Path, home: Path, *, detach: bool = False, ends_with: tuple[str, ...] = ()
+    service: Service, run_dir: Path, *, detach: bool = False, ends_with: tuple[str, ...] = ()
 ) -> RunningService:
     """Start a service and return at once; `wait_until_ready` waits for it.
 
-    run_dir: run folder of its server. home: folder that contains this package. detach: let it outlive this process.
-    ends_with: ids of servers with the last of which it ends. Raises ServerError if a service with that name already
-    runs.
+    run_dir: run folder of its server. detach: let it outlive this process. ends_with: ids of servers with the last of
+    which it ends. Raises ServerError if a service with that name already runs.
     """
     folder = run_dir / SERVICES / service.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +115,7 @@ def start_service(
         max_restarts=service.max_restarts,
         leavings_path=service.leavings_path,
     )
-    guard = start_guard(spec, folder / SPEC, home)
+    guard = start_guard(spec, folder / SPEC)
     state = ServiceState(
         name=service.name,
         server_id=server_id,

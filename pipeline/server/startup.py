@@ -12,9 +12,9 @@ from pipeline.engine.backend import Note, backend_of
 from pipeline.engine.command import StartCommand
 from pipeline.engine.memory import available_bytes, require_memory
 from pipeline.errors import ServerError
-from pipeline.repository.render import REPOSITORY, ModelRepository, render, repository_dir
+from pipeline.repository.render import REPOSITORY, render, repository_dir
 from pipeline.server.command import VERBOSE_LOG
-from pipeline.server.memory_fit import kv_bytes, serving_bytes
+from pipeline.server.memory_fit import memory_fit, served_bytes
 from pipeline.server.ports import choose_ports
 from pipeline.server.server import RunningServer, start_server
 from pipeline.server.slots import serving_dir
@@ -25,11 +25,11 @@ RUN = ".run"
 
 @dataclass(frozen=True, slots=True)
 class PreparedServer:
-    """Input of `launch`."""
+    """Input of `launch`. repository: folder of the model repository."""
 
     resolved: ResolvedConfig
     artifact: Artifact
-    repository: ModelRepository
+    repository: Path
 
 
 def base_dir(places: Places) -> Path:
@@ -63,9 +63,9 @@ def prepare(
     create_drafter(resolved.profile.drafting.sources, resolved.lookahead, vocab_size=1, kinds={TrieSource.name})
     result = planned_engine(resolved, places, note=note)
     note(f"engine: {result.text} ({result.artifact.folder})")
-    target = repository_dir(result.artifact) if out_dir is None else out_dir
-    repository = render(resolved, result.artifact, target, places.home / "triton_repo")
-    note(f"model repository: {repository.folder}")
+    repository = repository_dir(result.artifact) if out_dir is None else out_dir
+    render(resolved, result.artifact, repository, places.home / "triton_repo")
+    note(f"model repository: {repository}")
     return PreparedServer(resolved, result.artifact, repository)
 
 
@@ -81,22 +81,19 @@ def launch(
     verbose: bool = False,
     note: Note = lambda text: None,
 ) -> RunningServer:
-    """Start a prepared server. folder: its run folder. with_openai, with_gateway, fleet_dir: see `start_server`.
-    verbose: write Triton's verbose log beside the server's log. Raises ServerError if it does not start, or if the
-    memory or the GPUs are insufficient."""
+    """Start a prepared server. folder: its run folder. with_openai, with_gateway, fleet_dir, detach: see
+    `start_server`. verbose: write Triton's verbose log beside the server's log. Raises ServerError if it does not start,
+    or if the memory or the GPUs are insufficient."""
+    resolved, repository = served.resolved, served.repository
     _require_memory(served)
-    resolved = served.resolved
+    folder.mkdir(parents=True, exist_ok=True)
     log = folder / VERBOSE_LOG if verbose else None
-    make = backend_of(resolved.backend).make_command(resolved, served.repository.folder, places, folder, log, note)
+    make_command = backend_of(resolved.backend).make_command(resolved, repository, places, folder, log, note)
     return start_server(
-        served.repository.folder,
+        resolved,
+        repository,
         folder,
-        resolved.profile.server,
-        places=places,
-        model=resolved.model.name,
-        profile=resolved.profile.name,
-        max_seq_len=resolved.profile.engine.max_seq_len,
-        make_command=make,
+        make_command,
         with_openai=with_openai,
         with_gateway=with_gateway,
         fleet_dir=fleet_dir,
@@ -113,24 +110,16 @@ def start_commands(resolved: ResolvedConfig, places: Places) -> list[StartComman
 
 def fits_beside(served: PreparedServer, num_servers: int) -> bool:
     """Whether this number of servers fits into the free memory. False if unknown, as on a GPU."""
-    needed = num_servers * (serving_bytes(served.artifact.manifest.num_bytes) + kv_bytes(served.resolved))
+    needed = num_servers * served_bytes(served.resolved, served.artifact.manifest.num_bytes)
     return served.resolved.device == "cpu" and needed <= available_bytes()
 
 
 def _require_memory(served: PreparedServer) -> None:
-    """Raise ServerError if the engine does not fit into the machine's memory. The message has a setting that fits."""
-    if served.resolved.device != "cpu":
-        return
-    num_bytes, available = served.artifact.manifest.num_bytes, available_bytes()
-    fits = [name for name, size in _smaller(served.resolved, num_bytes).items() if serving_bytes(size) <= available]
-    remedy = f"Build with --set {fits[0]}." if fits else "Close other programs, or serve a smaller model."
-    require_memory(serving_bytes(num_bytes), f"Serving {served.resolved.model.name}", remedy, ServerError)
-
-
-def _smaller(resolved: ResolvedConfig, num_bytes: int) -> dict[str, int]:
-    """Size of the engine in bytes by the setting that makes it smaller."""
-    if resolved.profile.engine.quantization != "none":
-        return {}
-    if resolved.dtype == "float32":
-        return {"model.dtype=bfloat16": num_bytes // 2, "engine.quantization=int8": num_bytes // 4}
-    return {"engine.quantization=int8": num_bytes // 2}
+    """Raise ServerError if the server does not fit into the machine's memory. The message has a setting that fits."""
+    resolved = served.resolved
+    if resolved.device == "cpu":
+        fit = memory_fit(resolved, available_bytes(), served.artifact.manifest.num_bytes)
+        remedy = "Close other programs, or serve a smaller model."
+        if fit.setting:
+            remedy = f"Build with --set {fit.setting}."
+        require_memory(fit.needed_bytes, f"Serving {resolved.model.name}", remedy, ServerError)

@@ -78,7 +78,7 @@ class ServerState(GuardedState):
 
 def reachable(host: str) -> str:
     """The address for requests to a server that listens at host."""
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    return LOOPBACK if host == "0.0.0.0" else host
 
 
 def service_state_path(run_dir: Path, name: str) -> Path:

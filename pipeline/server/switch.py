@@ -8,10 +8,10 @@ does not start, the old one is started again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import yaml
 
@@ -21,11 +21,11 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import artifact_dir, load_artifact
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
-from pipeline.repository.render import ModelRepository, check_repository
+from pipeline.repository.render import check_repository
 from pipeline.server.startup import PreparedServer
 from pipeline.server.state import ServerState, find_server, require_server
 
-T = TypeVar("T", covariant=True)
+T = TypeVar("T")
 
 
 def running_served(places: Places, folder: Path) -> PreparedServer:
@@ -33,8 +33,8 @@ def running_served(places: Places, folder: Path) -> PreparedServer:
     its engine has changed."""
     state = require_server(folder)
     artifact = load_artifact(artifact_dir(places, state.model, state.profile), places.cache)
-    repository = ModelRepository(Path(state.repository), check_repository(Path(state.repository)))
-    return _at(PreparedServer(artifact.resolved, artifact, repository), state)
+    check_repository(Path(state.repository))
+    return _at(PreparedServer(artifact.resolved, artifact, Path(state.repository)), state)
 
 
 def resolve_other(
@@ -58,31 +58,16 @@ def require_other(before: PreparedServer, after: ResolvedConfig) -> None:
         )
 
 
-class Stop(Protocol):
-    """Stops the server of a run folder. Returns its state; None if none ran."""
-
-    def __call__(self, run_dir: Path, drain: bool = False) -> ServerState | None: ...
-
-
-class Start(Protocol[T]):
-    """Starts a prepared server."""
-
-    def __call__(
-        self,
-        served: PreparedServer,
-        places: Places,
-        folder: Path,
-        /,
-        *,
-        detach: bool = False,
-        note: Note = lambda text: None,
-    ) -> T: ...
-
-
 def switch_server(
-    before: PreparedServer, after: PreparedServer, places: Places, folder: Path, note: Note, stop: Stop, start: Start[T]
+    before: PreparedServer,
+    after: PreparedServer,
+    folder: Path,
+    note: Note,
+    stop: Callable[[], object],
+    start: Callable[[PreparedServer], T],
 ) -> T:
-    """Stop the running server, and start `after` detached. stop, start: functions that stop and start a server.
+    """Stop the server that runs from `folder`, and start `after`. stop: ends a server after its running requests.
+    start: starts a server that outlives this process.
 
     If the start fails, starts the old server again and raises ServerError with the reason; an interruption, such as
     KeyboardInterrupt, is raised again.
@@ -93,13 +78,13 @@ def switch_server(
         raise ServerError(f"The server ended while {new} was being built. Start it with `lookahead serve`.")
     try:
         note(f"stopping {old}; running requests finish first")
-        stop(folder, drain=True)
-        return start(_at(after, state), places, folder, detach=True, note=note)
+        stop()
+        return start(_at(after, state))
     except BaseException as error:
         note(f"{new} did not start; starting {old} again")
-        stop(folder, drain=True)  # an interrupted stop may have ended a part of the old server
+        stop()  # an interrupted stop may have ended a part of the old server
         try:
-            start(_at(before, state), places, folder, detach=True, note=note)
+            start(_at(before, state))
         except ServerError as second:
             raise ServerError(f"{new} did not start: {error}\n{old} did not start again either: {second}") from error
         if not isinstance(error, ServerError):
@@ -109,15 +94,8 @@ def switch_server(
 
 def _at(served: PreparedServer, state: ServerState) -> PreparedServer:
     """The same input with the address of a running server."""
-    address = {
-        "host": state.host,
-        "http_port": state.http_port,
-        "grpc_port": state.grpc_port,
-        "metrics_port": state.metrics_port,
-    }
-    profile = served.resolved.profile
-    profile = profile.model_copy(update={"server": profile.server.model_copy(update=address)})
-    return replace(served, resolved=served.resolved.model_copy(update={"profile": profile}))
+    address = {name: getattr(state, name) for name in ("host", "http_port", "grpc_port", "metrics_port")}
+    return replace(served, resolved=served.resolved.with_settings("server", **address))
 
 
 def _name(served: PreparedServer) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from pipeline.triton_models.engine_binding import EngineBinding, Target
 from pipeline.triton_models.fair_slots import FairSlots, HeldSlot, tenant_of
 from pipeline.triton_models.generation import Generation
 from pipeline.triton_models.learned import LearnedState
-from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
+from pipeline.triton_models.metrics import OnEnd, RequestMetrics, TrieMetrics
 from pipeline.triton_models.piece import Piece, output_of
 from pipeline.triton_models.routing import offered, route_of
 from pipeline.triton_models.sequences import TextAnswer
@@ -47,7 +47,6 @@ from pipeline.triton_models.text_request import TextRequest, text_request
 _SHORT_TEXT = 4096
 # Bytes added for each word of a list, because each is tokenized separately.
 _WORD_BYTES = 32
-OnEnd = Callable[[RequestMetrics, TrieMetrics], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +188,6 @@ def load_bls(artifact_dir: Path, fingerprint: str, vocab_size: int, targets: Map
     warm_up()
     # The first use initializes a tokenizer, which is not thread safe.
     codec.encode("a")
-    _ = codec.token_bytes  # computed now, because it is slow
     return Bls(resolved, codec, [targets[traits.model] for traits in models])
 
 

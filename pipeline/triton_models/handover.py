@@ -15,6 +15,8 @@ from pathlib import Path
 
 # Environment variable with the path of a server's handover folder.
 VARIABLE = "LOOKAHEAD_HANDOVER"
+# Name of the handover folder in a server's run folder.
+HANDOVER = "handover"
 # Files and folders in a handover folder: the request to save, the saved state, the state of the previous server.
 _WANTED, _LEFT, _FOUND = "wanted", "left", "found"
 # Suffixes of files, by process: it participates, it has saved.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -72,6 +72,10 @@ class TrieMetrics:
     num_nodes: int
     num_bytes: int
     num_failures: int
+
+
+# Called with the metrics of an ended request.
+OnEnd = Callable[[RequestMetrics, TrieMetrics], None]
 
 
 class Metrics:

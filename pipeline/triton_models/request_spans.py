@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipeline.engine.submission import StepEvent
-from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
+from pipeline.triton_models.metrics import OnEnd, RequestMetrics, TrieMetrics
 from pipeline.triton_models.spans import TRACEPARENT, Span, SpanContext, Tracer, sampled_context
 from pipeline.triton_models.tensors import Tensors, text
-
-OnEnd = Callable[[RequestMetrics, TrieMetrics], None]
 
 
 def traced(tracer: Tracer | None, tensors: Tensors, on_end: OnEnd) -> tuple[Tensors, OnEnd]:

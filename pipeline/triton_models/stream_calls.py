@@ -57,7 +57,7 @@ class StreamingCaller(ModelCaller):
         request = {
             "model_name": self._model,
             "request_id": request_id,
-            "inputs": [_input(name, value) for name, value in tensors.items()],
+            "inputs": [infer_input(name, value) for name, value in tensors.items()],
             "outputs": [triton_grpc.InferRequestedOutput(name) for name in outputs],
         }
         responses = ResponseStream(self._client.stream_infer(_only(request), headers=dict(self._address.headers)))
@@ -86,7 +86,8 @@ async def _only(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     yield request
 
 
-def _input(name: str, value: Array) -> triton_grpc.InferInput:
+def infer_input(name: str, value: Array) -> triton_grpc.InferInput:
+    """The input of a gRPC request."""
     tensor = triton_grpc.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
     tensor.set_data_from_numpy(value)
     return tensor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from pipeline.decoding.sampling import is_finite
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.heap import trim_heap
-from pipeline.triton_models.token_bytes import TokenBytes, token_bytes
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -37,13 +35,6 @@ class TextCodec:
     @property
     def pad_id(self) -> int:
         return self.end_id if self.tokenizer.pad_token_id is None else int(self.tokenizer.pad_token_id)
-
-    @cached_property
-    def token_bytes(self) -> TokenBytes | None:
-        """Upper bound of text bytes per token; None if unknown."""
-        bound = token_bytes(self.tokenizer)
-        trim_heap()
-        return bound
 
     def encode(self, text: str, add_special_tokens: bool = True) -> IntArray:
         """[len] token ids of a text. Raises RequestError if it contains an invalid character."""

@@ -37,8 +37,8 @@ _FIXED = {"beam_width": 1, "num_return_sequences": 1}
 _MAX_WORDS, _MAX_WORD_BYTES = 1024, 65536
 # Limit of "TENANT/NAME", where the client chooses the name.
 _MAX_NAMESPACE_BYTES = 256
-# Characters of a prediction that are tokenized per token of the longest prompt. Few texts have more per token.
-_PREDICTION_CHARS = 16
+# Characters that are tokenized first, per token of the longest prompt. Few texts have more per token.
+_CHARS_PER_TOKEN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,17 +160,21 @@ def _prediction(codec: TextCodec, tensors: Tensors, longest_prompt: int | None) 
     if not prediction:
         return np.empty(0, np.int32)
     if longest_prompt is not None:
-        prediction = prediction[: _PREDICTION_CHARS * longest_prompt]
+        prediction = prediction[: _CHARS_PER_TOKEN * longest_prompt]
     return codec.encode(prediction, add_special_tokens=False)[:longest_prompt]
 
 
 def _encoded_prompt(codec: TextCodec, prompt: str, longest: int | None, add_special_tokens: bool = True) -> IntArray:
-    """Token ids of a prompt. Raises RequestError before tokenizing if its length alone exceeds the limit."""
-    if longest is not None and codec.token_bytes is not None and codec.token_bytes.fewest_tokens(prompt) > longest:
-        raise RequestError(
-            f"the prompt has {_num_bytes(prompt)} bytes, so more than {longest} tokens; prompt and output may have "
-            f"{longest + 1}; shorten it or build with a larger engine.max_seq_len"
-        )
+    """Token ids of a prompt. Raises RequestError as soon as its beginning has twice as many tokens as the limit. (The
+    limit itself would not do: the last word of a beginning may have more tokens than it has in the whole text.)"""
+    num_chars = len(prompt) if longest is None else _CHARS_PER_TOKEN * longest
+    while longest is not None and num_chars < len(prompt):
+        if len(codec.encode(prompt[:num_chars], add_special_tokens)) > 2 * longest:
+            raise RequestError(
+                f"the first {num_chars} characters of the prompt have more than {2 * longest} tokens; prompt and "
+                f"output may have {longest + 1}; shorten it or build with a larger engine.max_seq_len"
+            )
+        num_chars *= 4
     return codec.encode(prompt, add_special_tokens)
 
 

@@ -181,16 +181,14 @@ def _load(artifact: Artifact, grid: CostGrid, batch_sizes: Sequence[int]) -> Eng
 def with_measured_limits(artifact: Artifact, grid: CostGrid, batch_size: int) -> Artifact:
     """The artifact with limits for the grid's passes of up to batch_size sequences."""
     resolved = artifact.resolved
-    limits = resolved.profile.engine.model_copy(
-        update={
-            "max_batch_size": batch_size,
-            "max_seq_len": min(MEASURED_SEQ_LEN, resolved.model.max_position_embeddings),
-            "max_num_tokens": grid.max_pass_tokens,
-            "max_draft_tokens": max(grid.tokens_per_sequence),
-        }
+    limited = resolved.with_settings(
+        "engine",
+        max_batch_size=batch_size,
+        max_seq_len=min(MEASURED_SEQ_LEN, resolved.model.max_position_embeddings),
+        max_num_tokens=grid.max_pass_tokens,
+        max_draft_tokens=max(grid.tokens_per_sequence),
     )
-    profile = resolved.profile.model_copy(update={"engine": limits})
-    return replace(artifact, resolved=resolved.model_copy(update={"profile": profile}))
+    return replace(artifact, resolved=limited)
 
 
 def opening_of(artifact: Artifact, vocab_size: int) -> IntArray:

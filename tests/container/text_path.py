@@ -68,7 +68,6 @@ def results(codec: TextCodec) -> dict[str, Any]:
         "texts": [codec.decode(codec.encode(text, add_special_tokens=False).tolist()) for text in TEXTS],
         "special": sorted(codec.special_ids),
         "ends": [codec.end_id, codec.pad_id, sorted(codec.end_ids)],
-        "token_bytes": repr(codec.token_bytes),
         "chat": codec.chat_text(MESSAGES) if template else None,
         "preprocessing": {name: value.tolist() for name, value in preprocessed(codec).items()},
         "postprocessing": [text.decode() for text in postprocessed(codec)],

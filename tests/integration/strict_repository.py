@@ -36,7 +36,7 @@ PROMPT = "the rat at the tea; the rat at the tea; the rat"
 def strict_repository(where: Places) -> PreparedServer:
     """The repository of speculation `both`: a second strict model beside the first, and a front that knows of it."""
     rendered = prepared(where, *OVERRIDES)
-    folder = rendered.repository.folder
+    folder = rendered.repository
     shutil.copytree(folder / TARGET_MODEL, folder / LOOKAHEAD_MODEL)
     for name, values in (
         (LOOKAHEAD_MODEL, {"strict_tensorrt_llm": "lookahead"}),

@@ -20,7 +20,7 @@ import numpy as np
 from typing import Literal
 from pydantic import Field
 from pipeline.config.schema.base import Frozen
-from pipeline.config.schema.source_row import SourceRow
+from pipeline.config.schema.source_registry import SourceRow
 from pipeline.decoding.tree import chain
 
 class EchoDraftConfig(Frozen):

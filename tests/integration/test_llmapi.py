@@ -14,7 +14,7 @@ import tritonclient.grpc as triton
 
 from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
-from pipeline.config.schema import ServerConfig
+from pipeline.engine.backend import backend_of
 from pipeline.llmapi.repository import MODEL, render_llmapi
 from pipeline.server.server import RunningServer, start_server
 from tests.patience import PATIENCE_S
@@ -47,8 +47,11 @@ def served(folder: Path, decoupled: bool) -> Iterator[RunningServer]:
         "import os\n", f"import os\nimport sys\nsys.path.insert(0, {str(STAND_INS)!r})\n", 1
     )
     code.write_text(text)
-    config = ServerConfig(http_port=0, grpc_port=0, metrics_port=0, startup_timeout_s=PATIENCE_S)
-    running = start_server(repository, folder / "run", config, places=places(), model="llama2-7b", profile="latency")
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "startup_timeout_s": PATIENCE_S}
+    resolved = resolved.with_settings("server", **ports)
+    run_dir = folder / "run"
+    make_command = backend_of("torch").make_command(resolved, repository, places(), run_dir, None, lambda note: None)
+    running = start_server(resolved, repository, run_dir, make_command)
     yield running
     running.stop()
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,12 @@ def other_profile(where: Places, folder: Path, profile: str) -> tuple[PreparedSe
 def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_path: Path) -> None:
     where = own_places(tmp_path)
     folder = tmp_path / "run"
+    notes: list[str] = []
+    stop = partial(stop_server, folder, drain=True)
+
+    def start(served: PreparedServer) -> RunningServer:
+        return launch(served, where, folder, detach=True, note=notes.append)
+
     first = launch(prepared(where, "model.checkpoint.seed=3", FIXED), where, folder)
     try:
         with pytest.raises(ServerError, match="already serves"):
@@ -69,9 +76,7 @@ def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_
                     clients.submit(ask, first.state, 500, strategy, on_text=lambda text, event=arrived: event.set())
                 )
                 assert arrived.wait(PATIENCE_S)
-            switched = clients.submit(
-                switch_server, before, after, where, folder, lambda note: None, stop_server, launch
-            )
+            switched = clients.submit(switch_server, before, after, folder, lambda note: None, stop, start)
             with pytest.raises(RequestError, match="being stopped or exchanged"):
                 ask_until(first.state, switched)
             for answer in asking:
@@ -87,11 +92,10 @@ def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_
         assert ask(second, 24).text == text  # the same model, overrides included
 
         before, after = other_profile(where, folder, "balanced")
-        for code in after.repository.folder.glob("*/1/model.py"):
+        for code in after.repository.glob("*/1/model.py"):
             code.write_text("raise ValueError('sabotaged')")
-        notes: list[str] = []
         with pytest.raises(ServerError, match=r"balanced.*did not start, and .*throughput.* serves again.*sabotaged"):
-            switch_server(before, after, where, folder, notes.append, stop_server, launch)
+            switch_server(before, after, folder, notes.append, stop, start)
 
         third = running(folder)
         assert (third.profile, third.grpc_url) == ("throughput", first.state.grpc_url)

@@ -24,7 +24,7 @@ OF_THE_SERVER = {"triton_python_backend_utils", "tensorrt_llm"}
 # Nobody imports these: transformers needs the first two to read GGUF files and tokenizers, and the last is a server in
 # a wheel.
 NOT_IMPORTED = {"accelerate", "sentencepiece", "nvidia-pytriton"}
-SERVED_IN_THE_IMAGE = ("lookahead_bls", "preprocessing", "postprocessing", "single_response", "llmapi/tensorrt_llm")
+SERVED_IN_THE_IMAGE = ("lookahead_bls", "text_conversion", "single_response", "llmapi/tensorrt_llm")
 
 
 class AtRunTime(ast.NodeTransformer):

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
 from pipeline.backends.tensorrt_llm.docker import build_image_argv, ensure_image, remove_argv, run_argv, serving_image
@@ -35,6 +36,7 @@ from pipeline.server.installation import (
     server_environment,
 )
 from pipeline.server.processes import MARK
+from pipeline.triton_models.handover import HANDOVER, VARIABLE
 from pipeline.triton_models.spans import trace_variables
 
 BACKEND = "tensorrtllm"
@@ -100,7 +102,7 @@ def start_here(
         ensure_image(tag, places.home, run_dir)
     else:
         note(f"server: {site.executable}, {num_ranks} rank(s){' under mpirun' if site.uses_mpi(num_ranks) else ''}")
-    return _command_maker(resolved, repository, site, places, log)
+    return _command_maker(resolved, repository, site, places, log, {VARIABLE: str(run_dir / HANDOVER)})
 
 
 def shown_commands(resolved: ResolvedConfig, repository: Path, places: Places) -> list[StartCommand]:
@@ -119,8 +121,14 @@ def shown_commands(resolved: ResolvedConfig, repository: Path, places: Places) -
 
 
 def _command_maker(
-    resolved: ResolvedConfig, repository: Path, site: Site, places: Places, verbose_log: Path | None = None
+    resolved: ResolvedConfig,
+    repository: Path,
+    site: Site,
+    places: Places,
+    verbose_log: Path | None = None,
+    in_container: Mapping[str, str] = MappingProxyType({}),
 ) -> MakeCommand:
+    """in_container: additional variables of a server in a container, which has none of the guard's."""
     context = build_context_of(resolved)
     variables, use_mpi = orchestrator_variables(context.trt), site.uses_mpi(context.num_processes)
 
@@ -133,7 +141,7 @@ def _command_maker(
                     "special character of the shell. Set LOOKAHEAD_ENGINES to a folder with a plain name."
                 )
             words = launch_words(context, server, use_mpi, repository, listening, server_id, verbose_log)
-            return _in_container(resolved, words, variables, server_id, places)
+            return _in_container(resolved, words, {**variables, **in_container}, server_id, places)
         names, links = plain_names(server_id, repository=repository)
         words = launch_words(context, server, use_mpi, names["repository"], listening, server_id, verbose_log)
         environment = server_environment(places, Installation(site.executable, "TensorRT-LLM"))

@@ -62,8 +62,7 @@ def strict_profile(resolved: ResolvedConfig) -> ResolvedConfig:
     """The config of the emulating torch engine: it verifies the drafts of a request completely, and its only own draft
     source is the window."""
     sources = (SuppliedDraftConfig(), WindowDraftConfig())
-    drafting = resolved.profile.drafting.model_copy(update={"planner": "fixed", "sources": sources})
-    return resolved.model_copy(update={"profile": resolved.profile.model_copy(update={"drafting": drafting})})
+    return resolved.with_settings("drafting", planner="fixed", sources=sources)
 
 
 def strict_call(tensors: Tensors, request_id: str, engine: StrictEngine, exclude_input: bool = False) -> EngineCall:

@@ -4,7 +4,6 @@ Values are frozen, unknown keys are refused, and each field has a description an
 these types. `resolution` combines a model with a profile and replaces every "auto".
 """
 
-from pipeline.config.schema.access import ApiKey, GatewayConfig
 from pipeline.config.schema.base import Device, Dtype, Frozen, Retrieval, Strategy
 from pipeline.config.schema.checkpoint import (
     CheckpointSource,
@@ -24,8 +23,14 @@ from pipeline.config.schema.draft_sources import (
 from pipeline.config.schema.drafting import DraftingConfig, SourceConfig
 from pipeline.config.schema.lookahead import LookaheadConfig
 from pipeline.config.schema.model import ModelConfig, ModelShape, Parallelism
-from pipeline.config.schema.profile import EngineConfig, ProfileConfig, SchedulingConfig, ServerConfig
+from pipeline.config.schema.profile import (
+    ApiKey,
+    EngineConfig,
+    GatewayConfig,
+    ProfileConfig,
+    SchedulingConfig,
+    ServerConfig,
+)
 from pipeline.config.schema.resolved import ResolvedConfig
-from pipeline.config.schema.source_registry import SOURCE_ROWS, carries, kinds_for, kinds_on
-from pipeline.config.schema.source_row import SourceRow
+from pipeline.config.schema.source_registry import SOURCE_ROWS, SourceRow, carries, kinds_for, kinds_on
 from pipeline.config.schema.tensorrt_llm import TensorRTLLMConfig

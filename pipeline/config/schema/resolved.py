@@ -19,6 +19,11 @@ class ResolvedConfig(Frozen):
     dtype: Dtype
     lookahead: LookaheadConfig
 
+    def with_settings(self, section: str, **settings: object) -> ResolvedConfig:
+        """The same config with other settings in a section of its profile. They are not validated."""
+        changed = getattr(self.profile, section).model_copy(update=settings)
+        return self.model_copy(update={"profile": self.profile.model_copy(update={section: changed})})
+
     @property
     def ranks(self) -> tuple[str, int]:
         """The setting that distributes the torch engine over processes, and their number; at least one of the two

@@ -7,9 +7,11 @@ entry point of the group `lookahead.draft_sources` (docs/how-to/add-a-draft-sour
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from importlib.metadata import entry_points
+from typing import Literal
 
-from pipeline.config.schema.base import Strategy
+from pipeline.config.schema.base import Frozen, Strategy
 from pipeline.config.schema.draft_sources import (
     PromptDraftConfig,
     RecyclingDraftConfig,
@@ -17,9 +19,34 @@ from pipeline.config.schema.draft_sources import (
     TrieDraftConfig,
     WindowDraftConfig,
 )
-from pipeline.config.schema.source_row import Side, SourceRow
 
 ENTRY_POINTS = "lookahead.draft_sources"
+
+Side = Literal["bls", "engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """One kind of draft source.
+
+    config: its section in a profile; the default of the field `kind` is the source's name. implementation:
+    "module:Class", imported when a drafter is made; the class is called with the config and the largest W, N, G.
+    strategies: those that use it. role: sources with the same role are alternatives; of those in a profile, the first
+    one in the registry is used. sides: where it runs in a server. drafts_alone: whether a strategy can use it alone;
+    false for a source that only forwards drafts. replayable: whether it can draft from text and recorded candidates.
+    """
+
+    config: type[Frozen]
+    implementation: str
+    strategies: frozenset[Strategy]
+    role: str
+    sides: frozenset[Side]
+    drafts_alone: bool = True
+    replayable: bool = True
+
+    @property
+    def kind(self) -> str:
+        return str(self.config.model_fields["kind"].default)
 
 
 _TEXT_STRATEGIES: frozenset[Strategy] = frozenset({"trie", "hybrid"})

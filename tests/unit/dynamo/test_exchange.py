@@ -12,7 +12,6 @@ from pipeline.dynamo import exchange
 from pipeline.dynamo.fleet import Fleet
 from pipeline.files import write_whole
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
-from pipeline.repository.render import ModelRepository
 from pipeline.server.gateway import spec_path
 from pipeline.server.service import ServiceState
 from pipeline.server.slots import serving_dir
@@ -46,7 +45,7 @@ def hand_over(new_dir: Path) -> None:
     repository = new_dir / "repository"
     (repository / "m").mkdir(parents=True)
     (repository / "m" / "config.pbtxt").write_text('name: "m"\n')
-    after = PreparedServer(config(), cast(Any, None), ModelRepository(repository, ("m",)))
+    after = PreparedServer(config(), cast(Any, None), repository)
     fleet = cast(Fleet, SimpleNamespace(state=NEW, servers=[SimpleNamespace(state=NEW)], front_end_port=None))
     exchange._redirect_gateway(OLD, fleet, after, new_dir.parent, new_dir)
 

@@ -50,7 +50,12 @@ EXTRA = {
     "tensorrt_llm_bls": (LOOKAHEAD_BLS_INPUTS, LOOKAHEAD_BLS_OUTPUTS),
 }
 TEXT_MODELS = ("lookahead_bls", "tensorrt_llm_bls", "ensemble")
-CODE_OF = {"tensorrt_llm": "single_response", "tensorrt_llm_bls": "single_response"}
+CODE_OF = {
+    "tensorrt_llm": "single_response",
+    "tensorrt_llm_bls": "single_response",
+    "preprocessing": "text_conversion",
+    "postprocessing": "text_conversion",
+}
 DECOUPLED = {"tensorrt_llm_engine", "lookahead_bls"}
 
 
@@ -98,24 +103,23 @@ def tensors_of(entries: object) -> dict[str, Tensor]:
 @pytest.mark.parametrize("model", names_in(places().models))
 def test_every_model_and_profile_renders_configs_that_keep_the_contract(tmp_path, model, profile):
     resolved = torch_config(model, profile)
-    repository = render(
-        resolved, fake_artifact(tmp_path / "artifact", resolved), tmp_path / "out", places().home / "triton_repo"
-    )
+    repository = tmp_path / "out"
+    render(resolved, fake_artifact(tmp_path / "artifact", resolved), repository, places().home / "triton_repo")
 
-    assert check_repository(repository.folder) == tuple(sorted(SERVED))
+    assert check_repository(repository) == tuple(sorted(SERVED))
     for name in SERVED:
-        config = text_format.Parse((repository.folder / name / "config.pbtxt").read_text(), pb.ModelConfig())
+        config = text_format.Parse((repository / name / "config.pbtxt").read_text(), pb.ModelConfig())
         contract = model_contract(CONTRACT_OF[name])
         extra_inputs, extra_outputs = EXTRA.get(CONTRACT_OF[name], ((), ()))
         assert tensors_of(config.input) == expected_inputs(name, extra_inputs)
         assert tensors_of(config.output) == as_served(name, *contract.outputs, *extra_outputs)
         assert config.max_batch_size == resolved.profile.engine.max_batch_size
         assert contract.required_parameters <= set(config.parameters)
-        assert (repository.folder / name / "1").is_dir()
+        assert (repository / name / "1").is_dir()
         if name != "ensemble":
             assert config.backend == "python"
             source = places().home / "triton_repo" / CODE_OF.get(name, name) / "1" / "model.py"
-            assert (repository.folder / name / "1" / "model.py").read_text() == source.read_text()
+            assert (repository / name / "1" / "model.py").read_text() == source.read_text()
 
 
 def test_tensors_of_ours_are_optional_inputs_and_new_names():

@@ -13,6 +13,7 @@ flags = dict(word.lstrip("-").split("=", 1) for word in sys.argv[1:] if "=" in w
 prefix = flags["backend-config"].split("shm-region-prefix-name=")[1]
 pathlib.Path("/dev/shm", prefix + "region").touch()
 words = {{"argv": sys.argv, "orchestrator": {{k: v for k, v in os.environ.items() if k.startswith("TRTLLM_")}}}}
+words["handover"] = os.environ.get("LOOKAHEAD_HANDOVER")
 (folder / (prefix + ".part")).write_text(json.dumps(words))
 os.rename(folder / (prefix + ".part"), folder / (prefix + ".json"))
 {body}

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.places import places
+from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import GatewayConfig, ServerConfig
+from pipeline.engine.backend import backend_of
+from pipeline.engine.command import MakeCommand
 from pipeline.server.server import RunningServer, start_server
 from pipeline.server.state import find_server
 from tests.patience import PATIENCE_S
@@ -40,10 +43,20 @@ signal.signal(signal.SIGTERM, end)
 """
 
 
-def start(tmp_path: Path, config: ServerConfig = FREE, **keywords: Any) -> RunningServer:
-    return start_server(
-        tmp_path / "repository", tmp_path / "run", config, places=places(), model="m", profile="p", **keywords
-    )
+def start(
+    tmp_path: Path,
+    config: ServerConfig = FREE,
+    repository: str = "repository",
+    make_command: MakeCommand | None = None,
+    **options: Any,
+) -> RunningServer:
+    resolved = resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu"))
+    resolved = resolved.with_settings("server", **dict(config))
+    folder, run_dir = tmp_path / repository, tmp_path / "run"
+    if make_command is None:
+        backend = backend_of("torch")
+        make_command = backend.make_command(resolved, folder, places(), run_dir, None, lambda note: None)
+    return start_server(resolved, folder, run_dir, make_command, **options)
 
 
 def assert_gone(server: RunningServer) -> None:

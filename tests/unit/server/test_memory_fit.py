@@ -8,14 +8,22 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
+from pipeline.config.hardware import Hardware
 from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
+from pipeline.config.schema import ResolvedConfig
 from pipeline.engine import memory
-from pipeline.server.memory_fit import kv_bytes, memory_fit, serving_bytes
+from pipeline.server.memory_fit import kv_bytes, memory_fit, served_bytes
 from tests.unit.engine.torch.lean.models import lean_engine, tiny_model
 
 WHERE = places({})
 GB = 10**9
+NO_GPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
+
+
+def on_cpu(model: str, profile: str) -> ResolvedConfig:
+    overrides = ("device=cpu", "backend=torch")
+    return resolve_config(model, profile, overrides, where=WHERE, hardware=NO_GPU, backend_rules=False)
 
 
 def test_the_kv_cache_counts_layers_heads_slots_and_positions() -> None:
@@ -33,9 +41,8 @@ def test_the_kv_cache_is_that_of_the_engine(tmp_path: Path) -> None:
     sizes = {"num_layers": plan.num_layers, "num_key_value_heads": plan.num_kv_heads, "head_size": plan.head_dim}
     model = resolved.model.model_copy(update={"shape": resolved.model.shape.model_copy(update=sizes)})
     lengths = {"max_batch_size": limits.max_batch_size, "max_seq_len": limits.max_seq_len}
-    own = resolved.profile.engine.model_copy(update=lengths)
-    profile = resolved.profile.model_copy(update={"engine": own})
-    assert kv_bytes(resolved.model_copy(update={"model": model, "profile": profile})) == engine._cache.num_bytes
+    limited = resolved.with_settings("engine", **lengths)
+    assert kv_bytes(limited.model_copy(update={"model": model})) == engine._cache.num_bytes
 
 
 @pytest.mark.parametrize(
@@ -60,13 +67,25 @@ def test_the_kv_cache_of_the_lean_pass_is_bfloat16_beside_smaller_weights(
     [(79, ""), (45, "model.dtype=bfloat16"), (29, "engine.quantization=int8"), (28, None)],
 )
 def test_the_setting_that_changes_least_is_named(available: int, setting: str | None) -> None:
-    fit = memory_fit("llama2-7b", "latency", WHERE, available * GB)
+    resolved = on_cpu("llama2-7b", "latency")
+    fit = memory_fit(resolved, available * GB)
     assert fit.setting == setting
-    assert fit.needed_bytes == serving_bytes(4 * 6_738_415_616) + 2 * 32 * 32 * 128 * 4 * 8 * 4096
+    assert fit.needed_bytes == served_bytes(resolved, 4 * 6_738_415_616)
+    assert kv_bytes(resolved) == 2 * 32 * 32 * 128 * 4 * 8 * 4096
+
+
+def test_a_built_engine_counts_with_its_size_and_its_kv_cache() -> None:
+    """A server whose KV cache did not fit was started all the same."""
+    resolved = on_cpu("smollm2-135m", "throughput")
+    served = served_bytes(resolved, 5 * GB)
+    assert memory_fit(resolved, served, 5 * GB) == (served, "")
+    assert memory_fit(resolved, served - 1, 5 * GB) == (served, "model.dtype=bfloat16")
+    unknown = resolved.model_copy(update={"model": resolved.model.model_copy(update={"num_parameters": 1})})
+    assert memory_fit(unknown, served - kv_bytes(resolved), 5 * GB).setting == "model.dtype=bfloat16"
 
 
 def test_a_large_kv_cache_fits_in_sixteen_bit() -> None:
-    assert memory_fit("smollm2-135m", "throughput", WHERE, 5 * GB).setting == "model.dtype=bfloat16"
+    assert memory_fit(on_cpu("smollm2-135m", "throughput"), 5 * GB).setting == "model.dtype=bfloat16"
 
 
 def test_models_and_profiles_say_what_fits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,13 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.config.places import places
 from pipeline.config.schema import GatewayConfig
 from pipeline.errors import ServerError
 from pipeline.server.command import is_plain
 from pipeline.server.figures import read_metrics
 from pipeline.server.log import crash_log
-from pipeline.server.server import start_server, stop_server
+from pipeline.server.server import stop_server
 from pipeline.server.service import Service, find_services
 from pipeline.server.shared_memory import shm_files
 from pipeline.server.state import STATE, find_server, is_ready
@@ -40,7 +39,7 @@ def test_a_stopped_server_leaves_nothing_behind(fake, tmp_path):
 def test_paths_that_a_shell_would_split_get_other_names_that_go_with_the_server(fake, tmp_path):
     repository = tmp_path / "models of é & co"
     repository.mkdir()
-    server = start_server(repository, tmp_path / "run", FREE, places=places(), model="m", profile="p")
+    server = start(tmp_path, repository=repository.name)
     (tritonserver,) = (p for p in processes_of(server.state.server_id) if str(fake) in p.cmdline())
     (name,) = (word.partition("=")[2] for word in tritonserver.cmdline() if word.startswith("--model-repository="))
     assert is_plain(Path(name))

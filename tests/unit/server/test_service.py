@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.config.places import places
 from pipeline.errors import ServerError
 from pipeline.server.ports import bind_ports
 from pipeline.server.service import (
@@ -49,7 +48,7 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
 
 
 def start(run_dir: Path, *services: Service, detach: bool = False) -> list[RunningService]:
-    running = [start_service(one, run_dir, places().home, detach=detach) for one in services]
+    running = [start_service(one, run_dir, detach=detach) for one in services]
     wait_until_ready(running)
     return running
 

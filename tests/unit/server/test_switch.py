@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,9 +13,8 @@ import pytest
 from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.errors import ConfigError, ServerError
-from pipeline.repository.render import ModelRepository
 from pipeline.server.installation import VARIABLE
-from pipeline.server.server import stop_server
+from pipeline.server.server import RunningServer, stop_server
 from pipeline.server.startup import PreparedServer, launch
 from pipeline.server.state import ServerState, find_server
 from pipeline.server.switch import require_other, resolve_other, switch_server
@@ -40,7 +40,16 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[P
 def serve_of(tmp_path: Path, profile: str, repository: str) -> PreparedServer:
     artifact = cast(Any, SimpleNamespace(manifest=SimpleNamespace(num_bytes=1)))
     resolved = resolve_config("tiny-random-llama", profile, OVERRIDES)
-    return PreparedServer(resolved, artifact, ModelRepository(tmp_path / repository, ("m",)))
+    return PreparedServer(resolved, artifact, tmp_path / repository)
+
+
+def start_in(folder: Path) -> Callable[[PreparedServer], RunningServer]:
+    return lambda served: launch(served, places(), folder, detach=True)
+
+
+def switched(before: PreparedServer, after: PreparedServer, folder: Path, **options: Any) -> RunningServer:
+    options = {"note": lambda note: None, "stop": partial(stop_server, folder), "start": start_in(folder)} | options
+    return switch_server(before, after, folder, **options)
 
 
 def addresses(state: ServerState) -> tuple[str, str, str]:
@@ -49,9 +58,7 @@ def addresses(state: ServerState) -> tuple[str, str, str]:
 
 def test_the_other_profile_answers_at_the_same_address(running, tmp_path):
     before, state, folder = running
-    new = switch_server(
-        before, serve_of(tmp_path, "throughput", "also-good"), places(), folder, lambda note: None, stop_server, launch
-    ).state
+    new = switched(before, serve_of(tmp_path, "throughput", "also-good"), folder).state
     assert new == find_server(folder)
     assert (new.profile, addresses(new)) == ("throughput", addresses(state))
     assert new.server_id != state.server_id
@@ -61,9 +68,7 @@ def test_the_old_one_comes_back_if_the_new_one_does_not_come_up(running, tmp_pat
     before, state, folder = running
     notes: list[str] = []
     with pytest.raises(ServerError, match=r"\(throughput\) did not start, and .*\(latency\) serves again(.|\n)*load"):
-        switch_server(
-            before, serve_of(tmp_path, "throughput", "bad"), places(), folder, notes.append, stop_server, launch
-        )
+        switched(before, serve_of(tmp_path, "throughput", "bad"), folder, note=notes.append)
     back = find_server(folder)
     assert back is not None
     assert (back.profile, addresses(back)) == ("latency", addresses(state))
@@ -73,11 +78,9 @@ def test_the_old_one_comes_back_if_the_new_one_does_not_come_up(running, tmp_pat
 
 def test_if_neither_server_starts_both_reasons_are_reported(running, tmp_path):
     before, _, folder = running
-    broken = PreparedServer(before.resolved, before.artifact, ModelRepository(tmp_path / "bad-too", ("m",)))
+    broken = PreparedServer(before.resolved, before.artifact, tmp_path / "bad-too")
     with pytest.raises(ServerError, match=r"did not start: (.|\n)*did not start again either: (.|\n)*does not load"):
-        switch_server(
-            broken, serve_of(tmp_path, "throughput", "bad"), places(), folder, lambda note: None, stop_server, launch
-        )
+        switched(broken, serve_of(tmp_path, "throughput", "bad"), folder)
     assert find_server(folder) is None
 
 
@@ -86,22 +89,14 @@ def test_whatever_ends_the_start_of_the_new_one_brings_the_old_one_back(running,
     before, _, folder = running
     calls: list[str] = []
 
-    def interrupted(served: PreparedServer, *arguments: Any, **options: Any) -> Any:
+    def interrupted(served: PreparedServer) -> RunningServer:
         calls.append(served.resolved.profile.name)
         if len(calls) == 1:
             raise kind
-        return launch(served, *arguments, **options)
+        return start_in(folder)(served)
 
     with pytest.raises(kind):
-        switch_server(
-            before,
-            serve_of(tmp_path, "throughput", "good"),
-            places(),
-            folder,
-            lambda note: None,
-            stop_server,
-            interrupted,
-        )
+        switched(before, serve_of(tmp_path, "throughput", "good"), folder, start=interrupted)
     assert calls == ["throughput", "latency"]
     back = find_server(folder)
     assert back is not None
@@ -113,16 +108,15 @@ def test_an_interruption_while_the_old_one_stops_brings_it_back(running, tmp_pat
     before, state, folder = running
     ends = [KeyboardInterrupt()]
 
-    def interrupted(run_dir: Path, drain: bool = False) -> ServerState | None:
-        assert drain
-        stopped = stop_server(run_dir) if begun or not ends else None
+    def interrupted() -> None:
+        if begun or not ends:
+            stop_server(folder)
         if ends:
             raise ends.pop()
-        return stopped
 
     good = serve_of(tmp_path, "throughput", "good")
     with pytest.raises(KeyboardInterrupt):
-        switch_server(before, good, places(), folder, lambda note: None, interrupted, launch)
+        switched(before, good, folder, stop=interrupted)
     back = find_server(folder)
     assert back is not None
     assert (back.profile, addresses(back)) == ("latency", addresses(state))
@@ -132,9 +126,7 @@ def test_a_server_that_ended_during_the_build_is_reported(running, tmp_path):
     before, _, folder = running
     stop_server(folder)
     with pytest.raises(ServerError, match="The server ended while tiny-random-llama"):
-        switch_server(
-            before, serve_of(tmp_path, "throughput", "good"), places(), folder, lambda note: None, stop_server, launch
-        )
+        switched(before, serve_of(tmp_path, "throughput", "good"), folder)
 
 
 def test_the_model_stays_as_it_is_served_overrides_included(tmp_path):

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import RequestError
 from pipeline.triton_models.bls import Bls
-from pipeline.triton_models.token_bytes import TokenBytes
+from pipeline.triton_models.text_codec import TextCodec
+from pipeline.triton_models.text_request import text_request
 from tests.patience import PATIENCE_S
 from tests.unit.triton_models.fakes import TableTarget, letter_codec, small_config, text_tensors
 from tests.unit.triton_models.test_bls import (
@@ -102,18 +105,29 @@ def test_word_lists_that_would_take_others_time_are_refused(name, words):
         run_in(make_bls(), text_tensors("bcd", 5, **{name: words}))
 
 
-def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch):
+def test_a_prompt_that_cannot_fit_is_refused_by_its_beginning(monkeypatch):
     codec = letter_codec()
-    codec.token_bytes = TokenBytes(3)
     bls = Bls(small_config(), codec, [TableTarget()])
     encode, encoded = codec.encode, []
     monkeypatch.setattr(codec, "encode", lambda text, *more: encoded.append(len(text)) or encode(text, *more))
 
-    with pytest.raises(RequestError, match="766 bytes, so more than 255 tokens; prompt and output may have 256"):
-        run_in(bls, text_tensors("b" * 766, 5))
-    assert encoded == []
-    with pytest.raises(RequestError, match="765 tokens; prompt and output may have 256"):  # as they might have been 255
-        run_in(bls, text_tensors("b" * 765, 5))
+    refusal = "the first 4080 characters of the prompt have more than 510 tokens; prompt and output may have 256"
+    with pytest.raises(RequestError, match=refusal):
+        run_in(bls, text_tensors("b" * 1_000_000, 5))
+    assert encoded == [16 * 255]
+    with pytest.raises(RequestError, match="the prompt has 4080 tokens; prompt and output may have 256"):
+        run_in(bls, text_tensors("b" * 4080, 5))
+
+
+def test_a_prompt_of_few_long_tokens_is_not_refused_by_its_characters():
+    word = "a" * 200
+    core = Tokenizer(models.WordLevel({word: 0, "?": 1}, unk_token="?"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("a{200}"), "isolated")
+    codec = TextCodec(PreTrainedTokenizerFast(tokenizer_object=core), frozenset(), 2)
+
+    request = text_request(codec, text_tensors(word * 200, 5), "r", "none", longest_prompt=200)
+
+    assert request.generation.prompt_ids.tolist() == [0] * 200
 
 
 def test_of_a_long_prediction_only_what_an_output_can_have_is_read(monkeypatch):
@@ -147,7 +161,7 @@ def test_other_requests_go_on_while_a_long_text_is_tokenized(monkeypatch):
         await asyncio.sleep(0)
         assert text_of(await answers_of(bls, text_tensors("bcd", 5))) == letters(expected_ids("bcd", 5))
         over.set()
-        with pytest.raises(RequestError, match="5000 tokens"):
+        with pytest.raises(RequestError, match="the first 4080 characters of the prompt have more than"):
             await long
 
     run(together())

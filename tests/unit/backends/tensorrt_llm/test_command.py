@@ -18,7 +18,6 @@ from pipeline.backends.tensorrt_llm.command import find_site
 from pipeline.config.places import places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ServerError
-from pipeline.repository.render import ModelRepository
 from pipeline.server.command import SHOWN_ID
 from pipeline.server.installation import VARIABLE
 from pipeline.server.processes import MARK, marked_processes
@@ -47,7 +46,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def served(tmp_path: Path, *overrides: str) -> PreparedServer:
     resolved = trt_config("llama2-13b", "latency", *FREE_PORTS, *BARE, "server.startup_timeout_s=20", *overrides)
     artifact = cast(Any, SimpleNamespace(manifest=SimpleNamespace(num_bytes=1)))
-    return PreparedServer(resolved, artifact, ModelRepository(tmp_path / "repository", ("tensorrt_llm",)))
+    return PreparedServer(resolved, artifact, tmp_path / "repository")
 
 
 def start(tmp_path: Path, *overrides: str, **options: Any) -> RunningServer:
@@ -97,6 +96,7 @@ def test_two_ranks_start_under_mpirun_and_end_together(machine, tmp_path):
         ]  # fmt: skip
         for rank in (0, 1):
             assert recorded(record, server, rank)["orchestrator"] == {}
+        assert recorded(record, server, 0)["handover"] == str(tmp_path / "run" / "handover")
         assert len(marked_processes(server.state.server_id)) == 4  # guard, mpirun and a server per rank
     finally:
         server.stop()

@@ -22,7 +22,7 @@ from pipeline.config.places import places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
 from pipeline.repository.contract import model_contract
-from pipeline.repository.render import render
+from pipeline.repository.render import model_configs, render
 from tests.trt_configs import SPECULATIONS, trt_config
 from tests.unit.repository.test_model_config import CONTRACT_OF, EXTRA, SERVED, as_served, expected_inputs, tensors_of
 
@@ -42,10 +42,11 @@ def rendered(folder: Path, resolved: ResolvedConfig) -> dict[str, pb.ModelConfig
         engine = artifact.engine_dir / name
         engine.mkdir(parents=True, exist_ok=True)
         (engine / "config.json").write_text(json.dumps({"pretrained_config": {"vocab_size": 512}}))
-    repository = render(resolved, artifact, folder / "repository", places().home / "triton_repo")
+    repository = folder / "repository"
+    render(resolved, artifact, repository, places().home / "triton_repo")
     return {
-        name: text_format.Parse((repository.folder / name / "config.pbtxt").read_text(), pb.ModelConfig())
-        for name in repository.models
+        name: text_format.Parse((repository / name / "config.pbtxt").read_text(), pb.ModelConfig())
+        for name in (config.name for config in model_configs(resolved, artifact))
     }
 
 

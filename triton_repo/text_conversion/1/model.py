@@ -1,4 +1,4 @@
-"""Triton model `postprocessing`: token ids to text, tensors as in TensorRT-LLM."""
+"""Triton models `preprocessing` (text to token ids) and `postprocessing` (back), tensors as in TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ import triton_python_backend_utils as pb_utils
 
 from pipeline.errors import UserError
 from pipeline.triton_models.text_codec import TextCodec, load_codec
-from pipeline.triton_models.text_tensors import postprocess
+from pipeline.triton_models.text_tensors import postprocess, preprocess
 from pipeline.triton_models.triton import error_response, hide_torch, parameter, response_of, tensors_of
+
+# The conversion of each model, and the parameter about special tokens.
+CONVERSIONS = {
+    "preprocessing": (preprocess, "add_special_tokens"),
+    "postprocessing": (postprocess, "skip_special_tokens"),
+}
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         hide_torch()
         config = json.loads(args["model_config"])
-        self._skip_special_tokens = parameter(config, "skip_special_tokens") == "true"
+        self._name = config["name"]
+        self._convert, option = CONVERSIONS[self._name]
+        self._special_tokens = parameter(config, option) == "true"
         self._tokenizer_dir = Path(parameter(config, "tokenizer_dir"))
 
     @cached_property
@@ -32,9 +40,9 @@ class TritonPythonModel:
 
     def _answer(self, request: Any) -> Any:
         try:
-            return response_of(postprocess(self._codec, tensors_of(request), self._skip_special_tokens))
+            return response_of(self._convert(self._codec, tensors_of(request), self._special_tokens))
         except UserError as error:
             return error_response(error)
         except Exception as error:  # a bug fails this request, not the others of the batch
-            pb_utils.Logger.log_error(f"postprocessing failed: {error!r}")
+            pb_utils.Logger.log_error(f"{self._name} failed: {error!r}")
             return error_response(error)
