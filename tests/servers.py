@@ -10,8 +10,7 @@ from typing import TypeVar
 
 import psutil
 
-from pipeline.server.processes import MARK
-from pipeline.server.shared_memory import shm_files
+from pipeline.server.processes import MARK, shm_files
 from tests.patience import PATIENCE_S
 
 T = TypeVar("T")

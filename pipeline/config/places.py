@@ -57,7 +57,8 @@ def places(environment: Mapping[str, str] = os.environ) -> Places:
 
     home: LOOKAHEAD_HOME, else the folder of the package. engines: LOOKAHEAD_ENGINES, else `engines/` in the checkout,
     or in the working folder if the package is installed from a wheel. cache: LOOKAHEAD_CACHE, else
-    XDG_CACHE_HOME/lookahead, else ~/.cache/lookahead. Raises ConfigError if home has no configs."""
+    XDG_CACHE_HOME/lookahead, else ~/.cache/lookahead. Raises ConfigError if home has no configs, or the working
+    folder was removed."""
     named = environment.get("LOOKAHEAD_HOME")
     home = expanded(named).resolve() if named else SHIPPED
     if not (home / "configs" / "models").is_dir():
@@ -69,7 +70,10 @@ def places(environment: Mapping[str, str] = os.environ) -> Places:
                 else "Install the package again."
             )
         )
-    work = Path.cwd()
+    try:
+        work = Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError("The working folder was removed. Change to another folder.") from None
     engines = environment.get("LOOKAHEAD_ENGINES")
     return Places(
         home=home,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ipaddress import IPv4Address
 
 from pipeline.config.faults import Fault, fault
 from pipeline.config.schema import SOURCE_ROWS, LookaheadConfig, ModelConfig, ProfileConfig, carries
@@ -25,7 +24,6 @@ def uses_window(profile: ProfileConfig) -> bool:
 def faults_of_profile(profile: ProfileConfig) -> Iterator[Fault]:
     """Faults of a profile for any model and backend."""
     yield from _faults_of_sources(profile)
-    yield from _faults_of_address(profile)
     yield from _faults_of_ports(profile)
 
 
@@ -57,16 +55,6 @@ def _faults_of_sources(profile: ProfileConfig) -> Iterator[Fault]:
             f"found {', '.join(kinds) or 'none'}; drafting.strategy = '{strategy}' needs one of {', '.join(serving)}.",
             uses=("drafting.sources", "drafting.strategy"),
         )
-
-
-def _faults_of_address(profile: ProfileConfig) -> Iterator[Fault]:
-    try:
-        IPv4Address(profile.server.host)
-    except ValueError:
-        text = (
-            f"found {profile.server.host!r}; should be an IPv4 address of this machine, such as 127.0.0.1 or 0.0.0.0."
-        )
-        yield fault("server.host", text)
 
 
 def _faults_of_ports(profile: ProfileConfig) -> Iterator[Fault]:

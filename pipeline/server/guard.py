@@ -28,8 +28,7 @@ from pathlib import Path
 
 from pipeline.server.companions import changing_state, end_companion, kill_marked, load_state
 from pipeline.server.log import write_end, write_restart
-from pipeline.server.processes import remove_environments, start_time
-from pipeline.server.shared_memory import make_private, remove_shm
+from pipeline.server.processes import make_private, remove_environments, remove_shm, start_time
 from pipeline.server.watch import ModelWatch, StartWatch
 
 _CODE = Path(__file__).resolve().parents[2]

@@ -9,7 +9,6 @@ import secrets
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
-from ipaddress import IPv4Address
 from itertools import count, islice
 from typing import NamedTuple
 
@@ -62,17 +61,8 @@ def bind_ports(host: str, asked: Mapping[str, int]) -> dict[str, int]:
     section; the result has the same keys.
 
     The ports are not reserved: another process may bind one before the caller, which must then try again. Raises
-    ServerError if a requested port is in use, two are the same, or this machine cannot listen on host.
+    ServerError if a requested port is in use, or this machine cannot listen on host.
     """
-    fixed = [port for port in asked.values() if port]
-    if len(set(fixed)) < len(fixed):
-        raise ServerError(
-            f"Two of the server's ports are the same: {dict(asked)}. Use different ports, or 0 for a free one."
-        )
-    try:
-        IPv4Address(host)
-    except ValueError as error:  # with a host name Triton starts, but its HTTP service cannot be reached
-        raise _bad_host(host, "it is not an IPv4 address") from error
     chosen = {}
     with ExitStack() as stack:  # all sockets stay open until the last port is chosen, so that the ports differ
         for name, port in asked.items():
@@ -83,20 +73,16 @@ def bind_ports(host: str, asked: Mapping[str, int]) -> dict[str, int]:
             except OSError as error:
                 reason = os.strerror(error.errno or 0)  # without the address, which `create_server` adds
                 if error.errno != errno.EADDRINUSE:
-                    raise _bad_host(host, reason) from error
+                    raise ServerError(
+                        f"The server cannot listen on server.host = {host}: {reason}. Set it to an IPv4 address of "
+                        "this machine: 127.0.0.1, or 0.0.0.0 for all."
+                    ) from error
                 raise ServerError(
                     f"Port {port} (server.{name}) on {host} cannot be used: {reason}. Stop the program that "
                     f"listens there (for our servers: `lookahead stop`), or use a free port: --set server.{name}=0"
                 ) from error
             chosen[name] = held.getsockname()[1]
     return chosen
-
-
-def _bad_host(host: str, reason: str) -> ServerError:
-    return ServerError(
-        f"The server cannot listen on server.host = {host}: {reason}. Set it to an IPv4 address of this machine: "
-        "127.0.0.1, or 0.0.0.0 for all."
-    )
 
 
 def free_port(host: str) -> int:

@@ -1,4 +1,5 @@
-"""Finds the processes of a server in /proc. Standard library only, because the guard uses it."""
+"""Finds the processes of a server in /proc, and its shared memory regions in /dev/shm. Standard library only, because
+the guard uses it."""
 
 from __future__ import annotations
 
@@ -79,6 +80,25 @@ def work_of(pid: int) -> float:
         read = int(counts["rchar"]) + int(counts["read_bytes"])
         return float((fields[11] + fields[12]) / os.sysconf("SC_CLK_TCK") + read / 1e6)
     return 0.0
+
+
+def shm_files(prefix: str) -> list[Path]:
+    """Shared memory regions whose names start with prefix."""
+    return [Path(name) for name in glob.glob(f"/dev/shm/{glob.escape(prefix)}*")]
+
+
+def make_private(prefix: str) -> None:
+    """Make shared memory regions unreadable for other users. Triton makes them readable for all, whatever the umask. It
+    creates them when it loads models, so before the first request."""
+    for path in shm_files(prefix):
+        with suppress(FileNotFoundError):
+            if not path.is_symlink() and path.stat().st_mode & 0o077:
+                path.chmod(0o600)
+
+
+def remove_shm(prefix: str) -> None:
+    for path in shm_files(prefix):
+        path.unlink(missing_ok=True)
 
 
 def _pids() -> list[int]:

@@ -157,7 +157,7 @@ def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
     if state is None:
         _stop_orphan(run_dir)
         return None
-    with drain_lock.drained(Path(state.repository), DRAIN_SECONDS) if drain else nullcontext():
+    with drain_lock.drained(run_dir / handover.HANDOVER, DRAIN_SECONDS) if drain else nullcontext():
         # Requests to other models are single calls, and Triton itself waits for these.
         end_guard(state.guard_pid, drain)
     if has_gateway(state, run_dir):

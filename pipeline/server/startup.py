@@ -82,8 +82,8 @@ def launch(
     note: Note = lambda text: None,
 ) -> RunningServer:
     """Start a prepared server. folder: its run folder. with_openai, with_gateway, fleet_dir, detach: see
-    `start_server`. verbose: write Triton's verbose log beside the server's log. Raises ServerError if it does not start,
-    or if the memory or the GPUs are insufficient."""
+    `start_server`. verbose: write Triton's verbose log beside the server's log. Raises ServerError if it does not
+    start, or if the memory or the GPUs are insufficient."""
     resolved, repository = served.resolved, served.repository
     _require_memory(served)
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,8 +17,7 @@ from pipeline.errors import ServerError
 from pipeline.server.companions import load_state
 from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS, run_clean_up
 from pipeline.server.ports import LOOPBACK
-from pipeline.server.processes import MARK, marked_processes
-from pipeline.server.shared_memory import remove_shm
+from pipeline.server.processes import MARK, marked_processes, remove_shm
 
 State = TypeVar("State", bound=Frozen)
 STATE = "server.json"
@@ -56,24 +54,20 @@ class ServerState(GuardedState):
 
     @property
     def http_url(self) -> str:
-        return f"http://{self._reachable}:{self.http_port}"
+        return f"http://{reachable(self.host)}:{self.http_port}"
 
     @property
     def grpc_url(self) -> str:
-        return f"{self._reachable}:{self.grpc_port}"
+        return f"{reachable(self.host)}:{self.grpc_port}"
 
     @property
     def triton_grpc_url(self) -> str:
         """Address of Triton itself, for processes of this machine that have its key."""
-        return f"{LOOPBACK if self.triton_key else self._reachable}:{self.triton_grpc_port}"
+        return f"{LOOPBACK if self.triton_key else reachable(self.host)}:{self.triton_grpc_port}"
 
     @property
     def metrics_url(self) -> str:
-        return f"http://{self._reachable}:{self.metrics_port}/metrics"
-
-    @property
-    def _reachable(self) -> str:
-        return reachable(self.host)
+        return f"http://{reachable(self.host)}:{self.metrics_port}/metrics"
 
 
 def reachable(host: str) -> str:
@@ -138,12 +132,19 @@ def find_own(folder: Path) -> ServerState | None:
 
 
 def read_state(path: Path, kind: type[State]) -> State | None:
-    """Content of a state file; None if there is none. Removes a file of another version of this program."""
+    """Content of a state file; None if there is none. Removes a damaged file, and that of another version of this
+    program, unless its process still runs: then raises ServerError."""
     try:
         return kind.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError:
+        match load_state(path):
+            case {"guard_pid": int(pid), "server_id": str(server_id)} if is_guard(pid, server_id):
+                raise ServerError(
+                    f"{path} was written by another version of this program, whose process {pid} still runs. End it "
+                    f"with `kill {pid}`."
+                ) from None
         path.unlink(missing_ok=True)
         return None
 
@@ -207,6 +208,5 @@ def end_leftovers(server_id: str, clean_up: Sequence[str], state_path: Path) -> 
     psutil.wait_procs(left, timeout=5)
     run_clean_up(clean_up)
     remove_shm(server_id)
-    with suppress(FileNotFoundError):
-        if json.loads(state_path.read_text(encoding="utf-8")).get("server_id") == server_id:
-            state_path.unlink()
+    if load_state(state_path).get("server_id") == server_id:
+        state_path.unlink(missing_ok=True)

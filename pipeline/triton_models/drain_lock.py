@@ -2,8 +2,8 @@
 
 A request makes many calls from one model to another. A tritonserver that is shutting down refuses those calls too, so
 the running requests must finish before the shutdown begins. The system releases a file lock when its process ends, so
-no stale lock remains. File locks also work between a container and its host. The locked files are two of the model
-`lookahead_bls`.
+no stale lock remains. File locks also work between a container and its host. The locked files are in the server's
+handover folder: the model repository may be rendered again while it is served.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from pipeline.errors import BusyError
 from pipeline.files import try_lock
-from pipeline.repository.names import CONFIG, FRONT_MODEL, VERSION
+from pipeline.triton_models.handover import CLOSING, RUNNING
 
-_CLOSING = Path(FRONT_MODEL, CONFIG)
-_RUNNING = Path(FRONT_MODEL, VERSION, "model.py")
 _POLL_S = 0.05
 
 
 class DrainLock:
-    """The server's side. Not thread safe. repository: the served model repository."""
+    """The server's side. Not thread safe. folder: the server's handover folder; None if this program did not start the
+    server, and so will not drain it."""
 
-    def __init__(self, repository: Path) -> None:
-        # A lock belongs to the open file, so both stay open.
-        self._closing = (repository / _CLOSING).open("rb")
-        self._running = (repository / _RUNNING).open("rb")
+    def __init__(self, folder: Path | None) -> None:
+        self._closing, self._running = (
+            TemporaryFile() if folder is None else (folder / name).open("rb")  # noqa: SIM115  # a lock needs an open file
+            for name in (CLOSING, RUNNING)
+        )
         self._num_running = 0
 
     @contextmanager
@@ -56,13 +57,11 @@ class DrainLock:
 
 
 @contextmanager
-def drained(repository: Path, patience_s: float) -> Iterator[bool]:
-    """Refuse new requests while the block runs. The block begins when all running requests have ended, or after
-    patience_s. Yields whether all have ended; True for a repository without the model `lookahead_bls`."""
-    if not (repository / _RUNNING).is_file():
-        yield True
-        return
-    with (repository / _CLOSING).open("rb") as closing, (repository / _RUNNING).open("rb") as running:
+def drained(folder: Path, patience_s: float) -> Iterator[bool]:
+    """Refuse new requests to the server with this handover folder while the block runs. The block begins when all
+    running requests have ended, or after patience_s. Yields whether all have ended; True for a server without the model
+    `lookahead_bls`."""
+    with (folder / CLOSING).open("rb") as closing, (folder / RUNNING).open("rb") as running:
         fcntl.flock(closing, fcntl.LOCK_EX)
         deadline = time.monotonic() + patience_s
         while not (has_ended := try_lock(running)) and time.monotonic() <= deadline:

@@ -1,4 +1,5 @@
-"""Transfer of learned state from a server to its successor, through files in a folder of each server.
+"""Transfer of learned state from a server to its successor, through files in a folder of each server. The folder also
+has the locks of `drain_lock`.
 
 The old server writes its state on request and continues to serve. The new server reads it before its first request.
 The transfer needs no setting: the folders are private to the user, and the files are removed when the new server is
@@ -19,17 +20,24 @@ VARIABLE = "LOOKAHEAD_HANDOVER"
 HANDOVER = "handover"
 # Files and folders in a handover folder: the request to save, the saved state, the state of the previous server.
 _WANTED, _LEFT, _FOUND = "wanted", "left", "found"
+# Locked files, see `drain_lock`. The process that starts the server creates them, because it must be able to open them.
+CLOSING, RUNNING = "closing", "running"
 # Suffixes of files, by process: it participates, it has saved.
 _TAKES_PART, _SAVED = ".takes-part", ".saved"
 _POLL_S = 0.1
+
+
+def handover_dir(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The handover folder of this process's server; None if the server was not started by this program."""
+    folder = environment.get(VARIABLE)
+    return None if folder is None else Path(folder)
 
 
 class Handover:
     """Handover of one process of a server. name: unique among the processes of the server."""
 
     def __init__(self, name: str, environment: Mapping[str, str] = os.environ) -> None:
-        folder = environment.get(VARIABLE)
-        self._folder = None if folder is None else Path(folder)
+        self._folder = handover_dir(environment)
         self._name = name
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -59,6 +67,8 @@ def prepare_handover(folder: Path) -> None:
             shutil.rmtree(path)
         elif path.name != _FOUND:
             path.unlink()
+    for name in (CLOSING, RUNNING):
+        (folder / name).touch()
 
 
 def hand_over(old: Path, new: Path, nudge: Callable[[], None], patience_s: float) -> bool:

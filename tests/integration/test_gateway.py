@@ -24,9 +24,8 @@ from pipeline.gateway.bodies import MAX_DEPTH
 from pipeline.gateway.spec import TRITON_KEY_HEADER
 from pipeline.repository.names import ENSEMBLE, FRONT_MODEL, TARGET_MODEL
 from pipeline.server.client import TextQuery, complete, stream_text
-from pipeline.server.processes import model_processes
+from pipeline.server.processes import model_processes, shm_files
 from pipeline.server.server import RunningServer
-from pipeline.server.shared_memory import shm_files
 from pipeline.server.startup import PreparedServer
 from pipeline.server.state import is_ready
 from tests.integration.gateway_requests import url_of, works

@@ -68,6 +68,7 @@ def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_
         text = ask(first.state, 24).text
 
         before, after = other_profile(where, folder, "throughput")
+        prepared(where, "model.checkpoint.seed=3", FIXED)  # renders the repository again while it is served
         with ThreadPoolExecutor() as clients:
             asking = []
             for strategy in ("none", "lookahead", "trie"):  # one call to the engine after the other, or many

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from ipaddress import IPv4Address
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from pipeline.config.registry import BackendOrAuto
 from pipeline.config.schema.base import Frozen
@@ -102,10 +103,20 @@ class GatewayConfig(Frozen):
     )
 
 
+def _ipv4_address(host: str) -> str:
+    try:
+        return str(IPv4Address(host))
+    except ValueError:
+        example = "such as 127.0.0.1 or 0.0.0.0"
+        raise ValueError(f"found {host!r}; should be an IPv4 address of this machine, {example}") from None
+
+
 class ServerConfig(Frozen):
     """Server processes and their addresses. Port 0 selects a free port."""
 
-    host: str = Field("127.0.0.1", description="IPv4 address to listen on; 0.0.0.0 for all.")
+    host: Annotated[str, AfterValidator(_ipv4_address)] = Field(
+        "127.0.0.1", description="IPv4 address to listen on; 0.0.0.0 for all."
+    )
     http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP interface.")
     grpc_port: int = Field(8001, ge=0, le=65535, description="Port of the gRPC interface.")
     metrics_port: int = Field(8002, ge=0, le=65535, description="Port of the Prometheus metrics.")

@@ -19,6 +19,7 @@ def test_anchors_that_multiply_are_refused() -> None:
     [
         ("server.http_port=99999", "server.http_port: found 99999; should be less than or equal to 65535"),
         ("server.host=nowhere", "server.host: found 'nowhere'; should be an IPv4 address"),
+        ("server.host='::1'", "server.host: found '::1'; should be an IPv4 address"),
         ("server.startup_timeout_s=.inf", "server.startup_timeout_s: found inf; should be a finite number"),
         ("drafting.sources.²=1", "drafting.sources.²: does not exist"),
         ("server.startup_timeout_s=.nan", "server.startup_timeout_s: found nan; should be a finite number"),

@@ -21,6 +21,15 @@ def test_places_follow_the_environment(tmp_path: Path) -> None:
         places({"LOOKAHEAD_HOME": str(tmp_path)})
 
 
+def test_a_working_folder_that_was_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(ConfigError, match="The working folder was removed"):
+        places({})
+
+
 def test_configs_of_the_working_folder_take_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "configs" / "models"
     own.mkdir(parents=True)

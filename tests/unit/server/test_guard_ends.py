@@ -17,9 +17,8 @@ from pipeline.config.places import places
 from pipeline.engine.command import Listening, StartCommand
 from pipeline.errors import ServerError
 from pipeline.server.guard import OWNER, GuardSpec
-from pipeline.server.processes import model_processes
+from pipeline.server.processes import model_processes, shm_files
 from pipeline.server.server import stop_server
-from pipeline.server.shared_memory import shm_files
 from pipeline.server.state import STATE, find_server, is_ready
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, processes_of, wait_for, wait_for_guard

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.schema import GatewayConfig, ServerConfig
+from pipeline.config.schema import GatewayConfig
 from pipeline.errors import ServerError
 from pipeline.server.ports import choose_ports
 from tests.unit.server.fake_server import FREE
@@ -26,8 +26,6 @@ def test_free_ports_differ_and_taken_or_equal_ones_are_named():
         number = taken.getsockname()[1]
         with pytest.raises(ServerError, match=rf"Port {number} \(server.grpc_port\).*server.grpc_port=0"):
             choose_ports(FREE.model_copy(update={"grpc_port": number}))
-    with pytest.raises(ServerError, match="are the same"):
-        choose_ports(ServerConfig(http_port=8001))
 
 
 @pytest.mark.parametrize("gateway", [False, True])
@@ -62,7 +60,6 @@ def test_metrics_are_for_this_machine_only_where_side_channels_are_closed(safe):
     assert choose_ports(config)[1].metrics_host == ("127.0.0.1" if safe else "0.0.0.0")
 
 
-@pytest.mark.parametrize("host", ["localhost", "no.host.invalid", "192.0.2.1", "::1"])
-def test_a_host_that_is_not_this_machine_is_refused_as_such(host):
-    with pytest.raises(ServerError, match=f"The server cannot listen on server.host = {host}:"):
-        choose_ports(ServerConfig(host=host, http_port=0, grpc_port=0, metrics_port=0))
+def test_a_host_that_is_not_this_machine_is_refused_as_such():
+    with pytest.raises(ServerError, match=r"The server cannot listen on server\.host = 192\.0\.2\.1: Cannot assign"):
+        choose_ports(FREE.model_copy(update={"host": "192.0.2.1"}))

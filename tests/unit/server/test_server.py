@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import signal
 import threading
 import time
@@ -16,9 +17,9 @@ from pipeline.errors import ServerError
 from pipeline.server.command import is_plain
 from pipeline.server.figures import read_metrics
 from pipeline.server.log import crash_log
+from pipeline.server.processes import shm_files
 from pipeline.server.server import stop_server
 from pipeline.server.service import Service, find_services
-from pipeline.server.shared_memory import shm_files
 from pipeline.server.state import STATE, find_server, is_ready
 from tests.servers import left_over, processes_of
 from tests.unit.server.fake_server import FREE, assert_gone, slow_end, start, write
@@ -48,6 +49,21 @@ def test_paths_that_a_shell_would_split_get_other_names_that_go_with_the_server(
 
     server.stop()
 
+    assert_gone(server)
+
+
+def test_the_running_server_of_another_version_is_not_forgotten(fake, tmp_path):
+    """Its state file was removed, so that no command could stop it."""
+    server = start(tmp_path, detach=True)
+    path = tmp_path / "run" / STATE
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps({**state, "a_setting_of_later_versions": 1}))
+
+    with pytest.raises(ServerError, match=rf"another version .* process {server.state.guard_pid} still runs.*`kill"):
+        stop_server(tmp_path / "run")
+
+    psutil.Process(server.state.guard_pid).terminate()
+    server.wait()
     assert_gone(server)
 
 

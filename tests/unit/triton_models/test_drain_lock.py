@@ -11,17 +11,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import BusyError
-from pipeline.repository.names import CONFIG, FRONT_MODEL, VERSION
 from pipeline.triton_models.drain_lock import DrainLock, drained
+from pipeline.triton_models.handover import prepare_handover
 from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    version = tmp_path / FRONT_MODEL / VERSION
-    version.mkdir(parents=True)
-    (version / "model.py").touch()
-    (tmp_path / FRONT_MODEL / CONFIG).touch()
+def folder(tmp_path: Path) -> Path:
+    prepare_handover(tmp_path)
     return tmp_path
 
 
@@ -35,26 +32,26 @@ def require_open_until_closed(lock: DrainLock) -> None:
         require_open(lock)
 
 
-def test_requests_are_admitted_before_a_drain_and_again_after_it(repository):
-    lock = DrainLock(repository)
+def test_requests_are_admitted_before_a_drain_and_again_after_it(folder):
+    lock = DrainLock(folder)
     with lock.admitted(), lock.admitted():
         require_open(lock)
-    with drained(repository, 5) as nothing_runs:
+    with drained(folder, 5) as nothing_runs:
         assert nothing_runs
         with pytest.raises(BusyError, match="send the request again"):
             require_open(lock)
     require_open(lock)
 
 
-def test_closing_waits_for_what_runs_and_keeps_new_requests_out_meanwhile(repository):
-    lock, other = DrainLock(repository), DrainLock(repository)  # two instances of the model
+def test_closing_waits_for_what_runs_and_keeps_new_requests_out_meanwhile(folder):
+    lock, other = DrainLock(folder), DrainLock(folder)  # two instances of the model
     was_closed = threading.Event()
     running = ExitStack()
     for one in (lock, lock, other):
         running.enter_context(one.admitted())
 
     def close() -> None:
-        with drained(repository, 30) as nothing_runs:
+        with drained(folder, 30) as nothing_runs:
             assert nothing_runs
             was_closed.set()
 
@@ -70,23 +67,22 @@ def test_closing_waits_for_what_runs_and_keeps_new_requests_out_meanwhile(reposi
     require_open(lock)
 
 
-def test_patience_has_an_end(repository):
-    lock = DrainLock(repository)
-    with lock.admitted(), drained(repository, 0.1) as nothing_runs:
+def test_patience_has_an_end(folder):
+    lock = DrainLock(folder)
+    with lock.admitted(), drained(folder, 0.1) as nothing_runs:
         assert not nothing_runs
 
 
-def test_a_killed_process_drains_no_longer(repository):
+def test_a_killed_process_drains_no_longer(folder):
     code = f"""
 import os, pathlib
 from pipeline.triton_models.drain_lock import drained
-with drained(pathlib.Path({str(repository)!r}), 5):
+with drained(pathlib.Path({str(folder)!r}), 5):
     os._exit(1)
 """
     subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S)
-    require_open(DrainLock(repository))
+    require_open(DrainLock(folder))
 
 
-def test_a_repository_without_the_model_is_drained_at_once(tmp_path):
-    with drained(tmp_path, 5) as nothing_runs:
-        assert nothing_runs
+def test_a_server_that_nobody_will_drain_takes_all_requests():
+    require_open(DrainLock(None))

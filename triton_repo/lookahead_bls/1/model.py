@@ -14,6 +14,7 @@ from pipeline.config.places import places
 from pipeline.repository.names import FINGERPRINT, LOOKAHEAD_MODEL, TARGET_MODEL, TARGET_PARAMETERS
 from pipeline.triton_models.bls import load_bls
 from pipeline.triton_models.drain_lock import DrainLock
+from pipeline.triton_models.handover import handover_dir
 from pipeline.triton_models.metrics import Metrics
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
 from pipeline.triton_models.request_spans import traced
@@ -39,7 +40,7 @@ class TritonPythonModel:
         fingerprint, vocab_size = parameter(config, FINGERPRINT), int(parameter(config, "vocab_size"))
         self._bls = load_bls(artifact_dir, fingerprint, vocab_size, self._targets)
         self._learned = self._bls.learned_state(artifact_dir, places().cache)
-        self._drain_lock = DrainLock(Path(args["model_repository"]).parent)
+        self._drain_lock = DrainLock(handover_dir())
         self._metrics = Metrics(pb_utils, self._bls.trie_metrics())
         self._tracer = tracer_of("lookahead-bls")
         # Per running request: its call, and one that stops it.

@@ -20,9 +20,8 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ServerError
 from pipeline.server.command import SHOWN_ID
 from pipeline.server.installation import VARIABLE
-from pipeline.server.processes import MARK, marked_processes
+from pipeline.server.processes import MARK, marked_processes, shm_files
 from pipeline.server.server import RunningServer
-from pipeline.server.shared_memory import shm_files
 from pipeline.server.startup import PreparedServer, launch, start_commands
 from pipeline.server.state import find_server
 from tests.servers import BARE, FREE_PORTS, wait_for
