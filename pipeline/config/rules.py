@@ -24,6 +24,7 @@ def uses_window(profile: ProfileConfig) -> bool:
 def faults_of_profile(profile: ProfileConfig) -> Iterator[Fault]:
     """Faults of a profile for any model and backend."""
     yield from _faults_of_sources(profile)
+    yield from _faults_of_access(profile)
     yield from _faults_of_ports(profile)
 
 
@@ -54,6 +55,26 @@ def _faults_of_sources(profile: ProfileConfig) -> Iterator[Fault]:
             "drafting.sources",
             f"found {', '.join(kinds) or 'none'}; drafting.strategy = '{strategy}' needs one of {', '.join(serving)}.",
             uses=("drafting.sources", "drafting.strategy"),
+        )
+
+
+def _faults_of_access(profile: ProfileConfig) -> Iterator[Fault]:
+    server, gateway = profile.server, profile.server.gateway
+    if server.api_keys and not gateway.enabled:
+        yield fault(
+            "server.api_keys",
+            "holds keys, and server.gateway.enabled is false; only the gateway checks keys.",
+            "Enable it, or remove the keys.",
+            uses=("server.api_keys", "server.gateway.enabled"),
+            fixes=("server.gateway.enabled=true",),
+        )
+    if server.side_channel_safe and (not gateway.enabled or gateway.inner_models):
+        yield fault(
+            "server.side_channel_safe",
+            "found true, and clients reach the model tensorrt_llm, which returns figures of drafts.",
+            "Enable the gateway, without inner models.",
+            uses=("server.side_channel_safe", "server.gateway.enabled", "server.gateway.inner_models"),
+            fixes=("server.gateway.enabled=true", "server.gateway.inner_models=false"),
         )
 
 

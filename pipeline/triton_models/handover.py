@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 # Environment variable with the path of a server's handover folder.
@@ -56,7 +57,8 @@ class Handover:
         saved = self._folder / f"{self._name}{_SAVED}"
         if not saved.exists():
             save(self._folder / _LEFT)
-            saved.touch()
+            with suppress(OSError):  # a full disk must not end the thread that watches the clients
+                saved.touch()
 
 
 def prepare_handover(folder: Path) -> None:

@@ -10,6 +10,8 @@ from pipeline.config.resolution import resolve_config
 from pipeline.errors import ConfigError
 from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
 
+KEYS = f"server.api_keys=[{{tenant: alice, key_sha256: {'ab' * 32}}}]"
+
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
@@ -31,6 +33,11 @@ from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
         (["server.http_port=0", "server.grpc_port=0", "server.metrics_port=0"], None),
         (["server.openai_port=8000"], "server.openai_port: found 8000, the same as server.http_port"),
         (["server.openai_port=8000", "server.openai=false"], None),
+        ([KEYS], None),
+        ([KEYS, "server.gateway.enabled=false"], "only the gateway checks keys. Enable it, or remove the keys."),
+        (["server.side_channel_safe=true"], None),
+        (["server.side_channel_safe=true", "server.gateway.enabled=false"], "which returns figures of drafts"),
+        (["server.side_channel_safe=true", "server.gateway.inner_models=true"], "which returns figures of drafts"),
         (["drafting.sources=[{kind: trie}, {kind: trie}]"], "holds 'trie' twice"),
         (
             ["drafting.strategy=hybrid", "drafting.sources=[{kind: supplied}]"],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from pipeline.triton_models.handover import (
     VARIABLE,
@@ -73,6 +76,20 @@ def test_a_server_that_says_nothing_in_time_is_not_waited_for(tmp_path: Path) ->
 
     assert not hand_over(tmp_path / "old", tmp_path / "new", lambda: None, 0.05)
     assert not hand_over(tmp_path / "none", tmp_path / "new", lambda: None, 0.05)
+
+
+def test_a_full_disk_does_not_end_the_process_that_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's thread that saves also cancels the requests of clients that have left."""
+    (old,) = server(tmp_path, "a")
+    (tmp_path / "wanted").touch()
+    saved: list[Path] = []
+
+    def full(path: Path, *arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "touch", full)
+    old.save_if_wanted(saved.append)
+    assert saved
 
 
 def test_a_process_without_a_folder_does_nothing() -> None:
