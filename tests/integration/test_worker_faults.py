@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from pipeline.config.places import CODE, Places
+from pipeline.config.places import Places
 from pipeline.dynamo.card import write_card
 from pipeline.dynamo.services import front_end_service, worker_service
 from pipeline.gateway.deployment import Deployments
@@ -56,7 +56,7 @@ def test_a_fault_in_the_middle_ends_a_request_with_and_without_tools_alike(
             card = write_card(served.artifact, tmp_path)
             front_end = front_end_service(served.resolved, tmp_path, LOOPBACK, free_port(LOOPBACK))
             worker = worker_service(1, served.resolved, [state], card, tmp_path)
-            running = [start_service(service, tmp_path, CODE) for service in (worker, front_end)]
+            running = [start_service(service, tmp_path) for service in (worker, front_end)]
             try:
                 await asyncio.to_thread(wait_until_ready, running)
                 spec = spec_of()
