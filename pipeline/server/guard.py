@@ -27,11 +27,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pipeline.server.companions import changing_state, end_companion, kill_marked, load_state
-from pipeline.server.log import write_end, write_restart
+from pipeline.server.log import LOG, write_end, write_restart
 from pipeline.server.processes import make_private, remove_environments, remove_shm, start_time
 from pipeline.server.watch import ModelWatch, StartWatch
 
 _CODE = Path(__file__).resolve().parents[2]
+# Files in the folder of a guard: its spec, and one that exists once the server has been ready.
+_SPEC, READY_FILE = "guard.json", "ready"
 # Environment variable with the pid of a process. Servers with this variable end with that process, even detached ones.
 OWNER = "LOOKAHEAD_OWNER_PID"
 STOP_SECONDS = 15.0
@@ -54,38 +56,38 @@ _CRIPPLED_SECONDS = 2.0
 class GuardSpec:
     """Command to run, and resources to remove afterwards.
 
-    server_id: value of MARK, and prefix of the shared memory. clean_up: command that removes a container. links:
-    symbolic links, created before the start and removed with the shared memory. owner: pid and start time of a process
-    with which the server ends. ready_url: returns 200 once the server is ready. hang_seconds: limit of inactivity
-    before that. ready_path: a file that exists once the server has been ready. max_restarts: limit of restarts within
-    restart_window_s. companions: state files of services that end with the last of the servers in their `ends_with`.
-    leavings_path: file in which the server lists patterns of files to remove at its end."""
+    folder: of the log, of the state file state_name, and of READY_FILE. server_id: value of MARK, and prefix of the
+    shared memory. clean_up: command that removes a container. links: symbolic links, created before the start and
+    removed with the shared memory. owner: pid and start time of a process with which the server ends. ready_url:
+    returns 200 once the server is ready. hang_seconds: limit of inactivity before that. max_restarts: limit of restarts
+    within restart_window_s. companions: state files of services that end with the last of the servers in their
+    `ends_with`. leavings_path: file in which the server lists patterns of files to remove at its end."""
 
     command: Sequence[str]
     environment: dict[str, str]
-    log_path: str
-    state_path: str
+    folder: str
+    state_name: str
     server_id: str
     clean_up: Sequence[str] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     owner: tuple[int, int] | None = None
     ready_url: str = ""
     hang_seconds: float = HANG_SECONDS
-    ready_path: str = ""
     max_restarts: int = MAX_RESTARTS
     restart_window_s: float = _RESTART_WINDOW_S
     companions: Sequence[str] = ()
     leavings_path: str = ""
 
-    def dump(self) -> str:
-        return json.dumps(asdict(self))
+    @property
+    def state_path(self) -> Path:
+        return Path(self.folder, self.state_name)
 
 
-def start_guard(spec: GuardSpec, path: Path) -> subprocess.Popen[bytes]:
-    """Start a guard, which ends with this process unless `release_guard` is called. path: file for the spec, private
-    because of the environment."""
-    path.touch(mode=0o600)
-    path.write_text(spec.dump(), encoding="utf-8")
+def start_guard(spec: GuardSpec) -> subprocess.Popen[bytes]:
+    """Start a guard, which ends with this process unless `release_guard` is called."""
+    path = Path(spec.folder, _SPEC)
+    path.touch(mode=0o600)  # it holds the environment
+    path.write_text(json.dumps(asdict(spec)), encoding="utf-8")
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline.server.guard", str(path)],
         cwd=_CODE,
@@ -132,7 +134,7 @@ def run_clean_up(command: Sequence[str]) -> None:
 def main() -> int:
     """Run the server of the spec file, with restarts. Returns its last exit code."""
     spec = GuardSpec(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    log = Path(spec.log_path)
+    log = Path(spec.folder, LOG)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
@@ -160,13 +162,13 @@ def main() -> int:
             _kill_rest(spec, server)
             reason = end.reason or _how(code)
             write_restart(log, num_restarts, reason)
-            record_restart(Path(spec.state_path), num_restarts, reason)
+            record_restart(spec.state_path, num_restarts, reason)
     finally:
         _kill_rest(spec, None)
         for companion in spec.companions:
             end_companion(Path(companion), spec.server_id)
-        if load_state(Path(spec.state_path)).get("server_id") in (None, spec.server_id):
-            Path(spec.state_path).unlink(missing_ok=True)
+        if load_state(spec.state_path).get("server_id") in (None, spec.server_id):
+            spec.state_path.unlink(missing_ok=True)
         write_end(log, end.wanted, end.reason or _how(code))
 
 
@@ -180,7 +182,7 @@ def record_restart(state_path: Path, number: int, reason: str) -> None:
 def _start(spec: GuardSpec) -> subprocess.Popen[bytes]:
     for name, target in spec.links.items():
         Path(name).symlink_to(target)
-    with Path(spec.log_path).open("ab") as log:
+    with Path(spec.folder, LOG).open("ab") as log:
         return subprocess.Popen(
             spec.command,
             env=dict(spec.environment),
@@ -235,7 +237,7 @@ def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSp
             drains = is_ready and received == {signal.SIGUSR1}
             return _End(signal.Signals(min(received)).name, True, DRAIN_SECONDS if drains else patience)
         if server.poll() is not None:
-            return _End(restart=bool(spec.ready_path) and Path(spec.ready_path).exists())
+            return _End(restart=Path(spec.folder, READY_FILE).exists())
         if len(fds) > 1 and fds[1] in ready and not os.read(fds.pop(), 1):
             return _End("the command that started it has ended", True, patience)
         if spec.owner is not None and start_time(spec.owner[0]) != spec.owner[1]:

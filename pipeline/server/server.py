@@ -23,7 +23,7 @@ from pipeline.files import log_tail, try_lock, write_whole
 from pipeline.server.command import VERBOSE_LOG
 from pipeline.server.failure import explain_failure, passing_failure
 from pipeline.server.gateway import gateway_service
-from pipeline.server.guard import DRAIN_SECONDS, GuardSpec, owner, release_guard, start_guard, stop_guard
+from pipeline.server.guard import DRAIN_SECONDS, READY_FILE, GuardSpec, owner, release_guard, start_guard, stop_guard
 from pipeline.server.log import LOG, keep_previous, was_stopped, write_end
 from pipeline.server.ports import OpenAIPorts, choose_ports
 from pipeline.server.processes import MARK, marked_processes
@@ -46,7 +46,7 @@ from pipeline.server.state import (
 from pipeline.triton_models import drain_lock, handover
 from pipeline.triton_models.spans import trace_variables
 
-SPEC, LOCK, BACKENDS, READY_FILE = "guard.json", ".lock", "backends", "ready"
+LOCK, BACKENDS = ".lock", "backends"
 # Free ports are not reserved, and Triton itself sometimes fails to start: see `passing_failure`.
 ATTEMPTS = 3
 
@@ -199,19 +199,18 @@ def _begin(
     spec = GuardSpec(
         command.argv,
         {**command.environment, **variables, **trace_variables(server.otlp_endpoint)},
-        str(run_dir / LOG),
-        str(run_dir / STATE),
+        str(run_dir),
+        STATE,
         server_id,
         command.clean_up,
         command.links,
         owner=owner(),
         ready_url="" if command.clean_up else ready_url,  # not all processes in a container are visible
-        ready_path=str(run_dir / READY_FILE),
         max_restarts=server.max_restarts,
         companions=[str(service_state_path(fleet_dir, GATEWAY))],
     )
     try:
-        guard = start_guard(spec, run_dir / SPEC)
+        guard = start_guard(spec)
     except BaseException:
         if gateway is not None:
             gateway.stop()

@@ -18,12 +18,11 @@ from pydantic import Field
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, write_whole
-from pipeline.server.guard import GuardSpec, release_guard, start_guard, stop_guard
+from pipeline.server.guard import READY_FILE, GuardSpec, release_guard, start_guard, stop_guard
 from pipeline.server.log import LOG, keep_previous, was_stopped
 from pipeline.server.processes import MARK
 from pipeline.server.state import SERVICE_STATE, SERVICES, GuardedState, end_guard, end_leftovers, is_guard, read_state
 
-STATE, SPEC, READY_FILE = SERVICE_STATE, "guard.json", "ready"
 _POLL_S = 0.05
 
 
@@ -86,7 +85,7 @@ class RunningService:
     def stop(self) -> None:
         """Stop the service and all its processes. A second call does nothing."""
         stop_guard(self.guard)
-        end_leftovers(self.state.server_id, (), self.folder / STATE)
+        end_leftovers(self.state.server_id, (), self.folder / SERVICE_STATE)
 
 
 def start_service(
@@ -108,14 +107,13 @@ def start_service(
     spec = GuardSpec(
         service.argv,
         environment,
-        str(folder / LOG),
-        str(folder / STATE),
+        str(folder),
+        SERVICE_STATE,
         server_id,
-        ready_path=str(folder / READY_FILE),
         max_restarts=service.max_restarts,
         leavings_path=service.leavings_path,
     )
-    guard = start_guard(spec, folder / SPEC)
+    guard = start_guard(spec)
     state = ServiceState(
         name=service.name,
         server_id=server_id,
@@ -127,7 +125,7 @@ def start_service(
     )
     running = RunningService(service, state, folder, guard)
     try:
-        write_whole(folder / STATE, state.model_dump_json(indent=2) + "\n")
+        write_whole(folder / SERVICE_STATE, state.model_dump_json(indent=2) + "\n")
     except BaseException:  # a full disk; without its state file nobody would find the service
         running.stop()
         raise
@@ -164,7 +162,7 @@ def wait_until_ready(services: Iterable[RunningService], note: Note = lambda tex
 
 def find_service(folder: Path) -> ServiceState | None:
     """State of the service that runs from a folder; None if none runs. Removes leftovers of a killed service."""
-    path = folder / STATE
+    path = folder / SERVICE_STATE
     state = read_state(path, ServiceState)
     if state is None or is_guard(state.guard_pid, state.server_id):
         return state
@@ -185,5 +183,5 @@ def stop_service(run_dir: Path, name: str, drain: bool = False) -> ServiceState 
     if (state := find_service(folder)) is None:
         return None
     end_guard(state.guard_pid, drain)
-    end_leftovers(state.server_id, (), folder / STATE)
+    end_leftovers(state.server_id, (), folder / SERVICE_STATE)
     return state

@@ -102,7 +102,7 @@ def test_a_model_that_one_check_missed_has_not_died(start_model, monkeypatch):
 
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_itself(
-    start_model, monkeypatch, is_ready
+    start_model, monkeypatch, tmp_path, is_ready
 ):
     model = start_model()
     monkeypatch.setattr(guard, "_WATCH_SECONDS", 0.01)
@@ -111,7 +111,7 @@ def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_
     server = subprocess.Popen(["sleep", "600"])
     ends: list[guard._End] = []
     nowhere = "" if is_ready else "http://127.0.0.1:1"
-    spec = GuardSpec([], {}, "", "", SERVER, ready_url=nowhere, hang_seconds=PATIENCE_S)
+    spec = GuardSpec([], {}, str(tmp_path), "", SERVER, ready_url=nowhere, hang_seconds=PATIENCE_S)
     waiting = threading.Thread(target=lambda: ends.append(guard._wait_for_end(server, [wake_read], spec)))
     waiting.start()
     try:
