@@ -36,21 +36,22 @@ def kv_bytes(resolved: ResolvedConfig) -> int:
     return per_token * bytes_per_value * slots_for(engine.max_batch_size) * engine.max_seq_len
 
 
-def served_bytes(resolved: ResolvedConfig, engine_bytes: int) -> int:
-    """Memory of a server with its KV cache. engine_bytes: size of the engine on disk."""
-    return int(engine_bytes * _WEIGHTS_FACTOR) + _OTHER_BYTES + kv_bytes(resolved)
+def serving_bytes(engine_bytes: int) -> int:
+    """Memory of a server without its KV cache. engine_bytes: size of the engine on disk."""
+    return int(engine_bytes * _WEIGHTS_FACTOR) + _OTHER_BYTES
 
 
 def memory_fit(resolved: ResolvedConfig, available: int, built_bytes: int = 0) -> MemoryFit:
     """Compare the memory that a model needs on a CPU, to be built and served, with the available bytes. built_bytes:
-    size of the engine if it is built already."""
+    size of the engine if it is built already; the KV cache does not count then, because the system allocates its pages
+    at their first write, and the engine checks its size."""
     needs = {}
     for setting, other in _alternatives(resolved):
         # The number of parameters may be unknown, the ratio of two sizes is not.
         size = built_bytes * stored_bytes(other) // stored_bytes(resolved) if built_bytes else stored_bytes(other)
         # A build holds the weights in the model's dtype.
         build = 0 if built_bytes and not setting else weight_bytes(other)
-        needs[setting] = max(build, served_bytes(other, size))
+        needs[setting] = max(build, serving_bytes(size) + (0 if built_bytes else kv_bytes(other)))
     fitting = [setting for setting, needed in needs.items() if needed <= available]
     return MemoryFit(needs[""], fitting[0] if fitting else None)
 

@@ -14,7 +14,7 @@ from pipeline.engine.memory import available_bytes, require_memory
 from pipeline.errors import ServerError
 from pipeline.repository.render import REPOSITORY, render, repository_dir
 from pipeline.server.command import VERBOSE_LOG
-from pipeline.server.memory_fit import memory_fit, served_bytes
+from pipeline.server.memory_fit import kv_bytes, memory_fit, serving_bytes
 from pipeline.server.ports import choose_ports
 from pipeline.server.server import RunningServer, start_server
 from pipeline.server.slots import serving_dir
@@ -110,7 +110,7 @@ def start_commands(resolved: ResolvedConfig, places: Places) -> list[StartComman
 
 def fits_beside(served: PreparedServer, num_servers: int) -> bool:
     """Whether this number of servers fits into the free memory. False if unknown, as on a GPU."""
-    needed = num_servers * served_bytes(served.resolved, served.artifact.manifest.num_bytes)
+    needed = num_servers * (serving_bytes(served.artifact.manifest.num_bytes) + kv_bytes(served.resolved))
     return served.resolved.device == "cpu" and needed <= available_bytes()
 
 

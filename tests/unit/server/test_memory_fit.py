@@ -13,7 +13,7 @@ from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine import memory
-from pipeline.server.memory_fit import kv_bytes, memory_fit, served_bytes
+from pipeline.server.memory_fit import kv_bytes, memory_fit, serving_bytes
 from tests.unit.engine.torch.lean.models import lean_engine, tiny_model
 
 WHERE = places({})
@@ -70,18 +70,18 @@ def test_the_setting_that_changes_least_is_named(available: int, setting: str | 
     resolved = on_cpu("llama2-7b", "latency")
     fit = memory_fit(resolved, available * GB)
     assert fit.setting == setting
-    assert fit.needed_bytes == served_bytes(resolved, 4 * 6_738_415_616)
+    assert fit.needed_bytes == serving_bytes(4 * 6_738_415_616) + kv_bytes(resolved)
     assert kv_bytes(resolved) == 2 * 32 * 32 * 128 * 4 * 8 * 4096
 
 
-def test_a_built_engine_counts_with_its_size_and_its_kv_cache() -> None:
-    """A server whose KV cache did not fit was started all the same."""
+def test_a_built_engine_counts_with_its_size() -> None:
     resolved = on_cpu("smollm2-135m", "throughput")
-    served = served_bytes(resolved, 5 * GB)
-    assert memory_fit(resolved, served, 5 * GB) == (served, "")
-    assert memory_fit(resolved, served - 1, 5 * GB) == (served, "model.dtype=bfloat16")
+    needed = serving_bytes(5 * GB)
+    assert memory_fit(resolved, needed, 5 * GB) == (needed, "")
     unknown = resolved.model_copy(update={"model": resolved.model.model_copy(update={"num_parameters": 1})})
-    assert memory_fit(unknown, served - kv_bytes(resolved), 5 * GB).setting == "model.dtype=bfloat16"
+    for config in (resolved, unknown):
+        assert memory_fit(config, needed - 1, 5 * GB) == (needed, "model.dtype=bfloat16")
+        assert memory_fit(config, needed // 3, 5 * GB).setting == "engine.quantization=int8"
 
 
 def test_a_large_kv_cache_fits_in_sixteen_bit() -> None:
