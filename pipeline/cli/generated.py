@@ -62,10 +62,12 @@ def _schema_of(kind: type[Frozen]) -> dict[str, Any]:
     schema = kind.model_json_schema()
     if kind is ResolvedConfig:
         return schema
-    # A file needs no name, which is the file name; a model file can inherit other settings from its base.
+    # A file needs no name, which is the file name; it can inherit other settings from its base.
     schema["required"] = [] if kind is ModelConfig else [key for key in schema.get("required", []) if key != "name"]
-    if kind is ModelConfig:
-        schema["properties"]["base"] = {"type": "string", "description": "File with the settings of the family."}
+    schema["properties"]["base"] = {
+        "type": "string",
+        "description": "File with the settings that this one leaves out, beside it or among the shipped ones.",
+    }
     return schema
 
 

@@ -74,7 +74,7 @@ def serve(
         note("starting the server")
         fleet = start_fleet(served, where, run_dir(where), join=join, detach=background, verbose=verbose_log, note=note)
     try:
-        _announce(fleet.state, openai_url(run_dir(where)))
+        announce(fleet.state, openai_url(run_dir(where)), resolved.profile.server)
         if not background:
             _wait(fleet)
     except Terminated:
@@ -222,7 +222,7 @@ def switch(
     if as_json:
         output.print_json({"model": state.model, "profile": state.profile, "seconds": round(seconds, 3)})
     else:
-        _announce(state, openai_url(run_dir(where)))
+        announce(state, openai_url(run_dir(where)), resolved.profile.server)
         output.note(f"switched in {seconds:.1f} s")
 
 
@@ -235,13 +235,14 @@ def leave(number: int, frame: object) -> NoReturn:
     raise Terminated
 
 
-def _announce(state: ServerState, url: str | None) -> None:
+def announce(state: ServerState, url: str | None, server: ServerConfig) -> None:
+    key = '-H "Authorization: Bearer $LOOKAHEAD_API_KEY" ' if server.api_keys else ""
     body = json.dumps({"text_input": "Once upon a time", "max_tokens": 32, "stream": True})
     output.say(f"ready: {state.model} ({state.profile})")
     if url is not None:
         output.say(f"  OpenAI   {url}")
     output.say(f"  gRPC     {state.grpc_url}\n  HTTP     {state.http_url}\n  metrics  {state.metrics_url}")
-    output.say(f"  curl -sN {state.http_url}/v2/models/lookahead_bls/generate_stream -d '{body}'")
+    output.say(f"  curl -sN {key}{state.http_url}/v2/models/lookahead_bls/generate_stream -d '{body}'")
 
 
 def _wait(fleet: Fleet) -> None:

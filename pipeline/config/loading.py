@@ -76,8 +76,8 @@ def read_draft(path: Path) -> Draft:
     if base_name is not None:
         where = origins.pop(("base",))
         base_path = path.parent / str(base_name)
-        if not base_path.is_file() and (shipped := SHIPPED / "configs" / "models" / str(base_name)).is_file():
-            base_path = shipped
+        shipped = [SHIPPED / "configs" / kind / str(base_name) for kind in ("models", "profiles")]
+        base_path = next((found for found in (base_path, *shipped) if found.is_file()), base_path)
         if not base_path.is_file():
             faults.append(Fault(("base",), f"found {base_name!r}; there is no file {shown(base_path)}.", where=where))
         else:

@@ -162,7 +162,7 @@ def test_a_python_block_of_a_page_compiles_and_its_imports_exist(block: str) -> 
 
 @pytest.mark.parametrize("block", blocks("yaml"))
 def test_a_yaml_block_of_a_page_has_settings_of_a_profile(block: str) -> None:
-    assert set(yaml.safe_load(block)) <= set(ProfileConfig.model_fields)
+    assert set(yaml.safe_load(block)) <= {*ProfileConfig.model_fields, "base"}
 
 
 def test_the_pages_have_commands() -> None:

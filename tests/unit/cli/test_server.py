@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline import cli
+from pipeline.cli.server import announce
+from pipeline.config.schema import ApiKey, ServerConfig
 from pipeline.server.installation import VARIABLE
 from pipeline.server.log import write_end
 from tests.unit.server.fake_machine import fake_machine
@@ -57,6 +60,13 @@ def test_a_client_without_a_server_gets_the_command_that_starts_one(engines, cap
         assert err.endswith(
             "No server is running. Start one with `lookahead serve --background`, or name one with --url.\n"
         )
+
+
+@pytest.mark.parametrize("keys", [(), (ApiKey(tenant="alice", key_sha256="0" * 64),)])
+def test_the_printed_request_has_a_key_where_the_server_needs_one(capsys, keys):
+    state = SimpleNamespace(model="m", profile="p", grpc_url="g", http_url="http://h", metrics_url="x")
+    announce(state, None, ServerConfig(api_keys=keys))
+    assert ("$LOOKAHEAD_API_KEY" in capsys.readouterr().out) is bool(keys)
 
 
 def test_a_dry_run_shows_the_command_and_does_nothing(engines, capsys):
