@@ -59,7 +59,8 @@ def serve(
         return
     signal.signal(signal.SIGTERM, leave)
     require_none(run_dir(where))
-    if resolved.profile.server.openai and not join and not has_dynamo():
+    asked = resolved.profile.server
+    if asked.openai and asked.replicas == 1 and not join and not has_dynamo():
         output.note(f"serving without the OpenAI API: NVIDIA Dynamo is not installed. Install it with `{INSTALL}`.")
         resolved = without_openai(resolved)
     check_start(resolved, where)

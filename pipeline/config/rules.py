@@ -25,6 +25,14 @@ def faults_of_profile(profile: ProfileConfig) -> Iterator[Fault]:
     """Faults of a profile for any model and backend."""
     yield from _faults_of_sources(profile)
     yield from _faults_of_access(profile)
+    if profile.server.replicas > 1 and not profile.server.openai:
+        yield fault(
+            "server.replicas",
+            f"found {profile.server.replicas}, and server.openai is false; only its front end uses several servers.",
+            "Set it to 1, or enable the OpenAI API.",
+            uses=("server.replicas", "server.openai"),
+            fixes=("server.replicas=1", "server.openai=true"),
+        )
     yield from _faults_of_ports(profile)
 
 

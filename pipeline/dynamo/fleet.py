@@ -185,8 +185,8 @@ def check_fleet(resolved: ResolvedConfig, join: bool = False) -> None:
 
 
 def without_openai(resolved: ResolvedConfig) -> ResolvedConfig:
-    """The same config without the OpenAI API."""
-    return resolved.with_settings("server", openai=False)
+    """The same config without the OpenAI API, and so with one server."""
+    return resolved.with_settings("server", openai=False, replicas=1)
 
 
 def find_ended(run_dir: Path, replicas: int) -> list[str]:

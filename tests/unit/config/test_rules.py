@@ -33,6 +33,8 @@ KEYS = f"server.api_keys=[{{tenant: alice, key_sha256: {'ab' * 32}}}]"
         (["server.http_port=0", "server.grpc_port=0", "server.metrics_port=0"], None),
         (["server.openai_port=8000"], "server.openai_port: found 8000, the same as server.http_port"),
         (["server.openai_port=8000", "server.openai=false"], None),
+        (["server.replicas=2"], None),
+        (["server.replicas=2", "server.openai=false"], "server.replicas: found 2, and server.openai is false"),
         ([KEYS], None),
         ([KEYS, "server.gateway.enabled=false"], "only the gateway checks keys. Enable it, or remove the keys."),
         (["server.side_channel_safe=true"], None),
