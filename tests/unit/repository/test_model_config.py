@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,6 +100,16 @@ def tensors_of(entries: object) -> dict[str, Tensor]:
     }
 
 
+def parsed(model_dir: Path) -> pb.ModelConfig:
+    """The config of a model on disk, read with Triton's own protobuf. Treat it as constant."""
+    return _parsed((model_dir / "config.pbtxt").read_text())
+
+
+@cache  # most models of most repositories have the same text, and the parser is slow
+def _parsed(text: str) -> pb.ModelConfig:
+    return text_format.Parse(text, pb.ModelConfig())
+
+
 @pytest.mark.parametrize("profile", names_in(places().profiles))
 @pytest.mark.parametrize("model", names_in(places().models))
 def test_every_model_and_profile_renders_configs_that_keep_the_contract(tmp_path, model, profile):
@@ -108,7 +119,7 @@ def test_every_model_and_profile_renders_configs_that_keep_the_contract(tmp_path
 
     assert check_repository(repository) == tuple(sorted(SERVED))
     for name in SERVED:
-        config = text_format.Parse((repository / name / "config.pbtxt").read_text(), pb.ModelConfig())
+        config = parsed(repository / name)
         contract = model_contract(CONTRACT_OF[name])
         extra_inputs, extra_outputs = EXTRA.get(CONTRACT_OF[name], ((), ()))
         assert tensors_of(config.input) == expected_inputs(name, extra_inputs)

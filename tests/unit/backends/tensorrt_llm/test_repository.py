@@ -24,7 +24,15 @@ from pipeline.engine.artifact import Artifact
 from pipeline.repository.contract import model_contract
 from pipeline.repository.render import model_configs, render
 from tests.trt_configs import SPECULATIONS, trt_config
-from tests.unit.repository.test_model_config import CONTRACT_OF, EXTRA, SERVED, as_served, expected_inputs, tensors_of
+from tests.unit.repository.test_model_config import (
+    CONTRACT_OF,
+    EXTRA,
+    SERVED,
+    as_served,
+    expected_inputs,
+    parsed,
+    tensors_of,
+)
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "tensorrt_llm"
 GOLDEN_CONFIGS = [
@@ -44,10 +52,7 @@ def rendered(folder: Path, resolved: ResolvedConfig) -> dict[str, pb.ModelConfig
         (engine / "config.json").write_text(json.dumps({"pretrained_config": {"vocab_size": 512}}))
     repository = folder / "repository"
     render(resolved, artifact, repository, places().home / "triton_repo")
-    return {
-        name: text_format.Parse((repository / name / "config.pbtxt").read_text(), pb.ModelConfig())
-        for name in (config.name for config in model_configs(resolved, artifact))
-    }
+    return {config.name: parsed(repository / config.name) for config in model_configs(resolved, artifact)}
 
 
 def values(config: pb.ModelConfig) -> dict[str, str]:
