@@ -64,16 +64,17 @@ class TritonEngine(LLMEngine):
         return cls(spec), config
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Wait until Triton is ready. worker_id: Dynamo's id of this worker. Raises ServerError if Triton is not ready
-        within startup_timeout_s."""
+        """Wait until a Triton server is ready. worker_id: Dynamo's id of this worker. Raises ServerError if none is
+        ready within startup_timeout_s."""
         spec = self._spec
         keys = os.environ.get(TRITON_KEYS, "").split(",")
         own, *others = [TritonStream(url, key) for url, key in zip_longest(spec.triton_urls, keys, fillvalue="")]
         self._servers = TritonServers(own, others, spec.has_other_machines)
         deadline = time.monotonic() + spec.startup_timeout_s
-        while not await own.is_ready():
+        while await self._servers.first_ready() is None:
             if time.monotonic() > deadline:
-                raise ServerError(f"Triton at {spec.triton_urls[0]} was not ready in {spec.startup_timeout_s:.0f} s.")
+                urls = ", ".join(spec.triton_urls)
+                raise ServerError(f"Triton at {urls} was not ready in {spec.startup_timeout_s:.0f} s.")
             await asyncio.sleep(_READY_POLL_S)
         if (folder := os.environ.get(FILE_KV)) is not None:
             entries = Entries(Path(folder), worker_id)

@@ -39,7 +39,8 @@ class TritonServers:
         """Yield the chunks of the output as they arrive, and continue on another server if one fails. Raises the errors
         of `TritonStream.generate`; RuntimeError only for a second fault. If no server is ready in time, raises
         EngineError if there are other machines, else BusyError."""
-        server, busy_since, had_fault = self.own, None, False
+        server = await self._ready_one() if self.own.cannot_be_reached else self.own
+        busy_since, had_fault = None, False
         while wanted.num_remaining_tokens:
             token_ids: list[int] = []
             try:
@@ -69,13 +70,19 @@ class TritonServers:
         for server in self._all:
             await server.close()
 
+    async def first_ready(self) -> TritonStream | None:
+        """The first ready server; None if none is ready."""
+        for server in self._all:
+            if await server.is_ready():
+                return server
+        return None
+
     async def _ready_one(self) -> TritonStream:
         """The first ready server. Raises EngineError or BusyError if none is ready in time."""
         until = time.monotonic() + (_SEARCH_S if self._has_other_machines else _RETURN_S)
         while True:
-            for server in self._all:
-                if await server.is_ready():
-                    return server
+            if (server := await self.first_ready()) is not None:
+                return server
             if time.monotonic() > until:
                 sentence = "Triton is not ready on this machine"
                 raise EngineError(sentence) if self._has_other_machines else BusyError(sentence)

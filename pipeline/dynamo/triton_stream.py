@@ -63,6 +63,11 @@ class TritonStream:
         self._departures = Departures()
         self._metadata = ((TRITON_GRPC_KEY, key),) if key else ()
 
+    @property
+    def cannot_be_reached(self) -> bool:
+        """Whether the last attempt to connect has failed."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
     async def is_ready(self) -> bool:
         """Whether all models of the server are ready."""
         try:

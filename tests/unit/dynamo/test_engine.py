@@ -10,9 +10,11 @@ import pytest
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
 
 from pipeline.dynamo.engine import TritonEngine
+from pipeline.dynamo.spec import FILE_KV
 from pipeline.dynamo.triton_stream import TokenChunk
-from pipeline.errors import BusyError, EngineError, RequestError
+from pipeline.errors import BusyError, EngineError, RequestError, ServerError
 from tests.unit.dynamo.requests import SPEC, request
+from tests.unit.triton_stand_in import serving
 
 WITH_DATA = {"extra_args": {"nvext": {"extra_fields": ["engine_data"]}}}
 ERRORS = [(RequestError("why"), 400), (BusyError("busy: why"), 503), (RuntimeError("why"), 500), (KeyError("why"), 500)]
@@ -83,3 +85,22 @@ def test_a_fault_in_a_request_with_tools_is_a_finish_reason(num_tokens):
 def test_a_server_that_is_gone_moves_the_request(fields):
     with pytest.raises(EngineShutdown, match="gone"):
         ask(2, EngineError("gone"), **fields)
+
+
+def test_a_worker_starts_without_its_own_server_if_another_one_is_ready(monkeypatch):
+    monkeypatch.delenv(FILE_KV, raising=False)
+
+    async def start(*urls: str) -> str | None:
+        engine = TritonEngine(SPEC.model_copy(update={"triton_urls": urls, "startup_timeout_s": 0.1}))
+        try:
+            return (await engine.start(1)).served_model_name
+        finally:
+            await engine.cleanup()
+
+    async def work() -> None:
+        async with serving() as (_, url):
+            assert await start("127.0.0.1:1", url) == SPEC.model
+        with pytest.raises(ServerError, match=r"Triton at 127.0.0.1:1, 127.0.0.1:2 was not ready"):
+            await start("127.0.0.1:1", "127.0.0.1:2")
+
+    asyncio.run(work())

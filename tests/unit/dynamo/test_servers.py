@@ -23,7 +23,12 @@ class Server:
         """failures: for one call after the other, tokens that it gives before and what it then raises."""
         self.failures = list(failures)
         self.is_there = is_there
+        self.is_lost = False
         self.asked: list[Mapping[str, Any]] = []
+
+    @property
+    def cannot_be_reached(self) -> bool:
+        return self.is_lost
 
     async def is_ready(self) -> bool:
         return self.is_there
@@ -65,6 +70,17 @@ def test_while_its_own_server_is_there_no_other_is_asked():
 
     assert tokens(ask(own, other)) == WHOLE
     assert not other.asked
+
+
+def test_a_server_that_is_known_to_be_gone_is_not_asked_first():
+    own, other = Server(is_there=False), Server()
+    own.is_lost = True
+
+    assert tokens(ask(own, other)) == WHOLE
+    assert (own.asked, len(other.asked)) == ([], 1)
+    own.is_there = True  # again
+    assert tokens(ask(own, other)) == WHOLE
+    assert len(own.asked) == 1
 
 
 @pytest.mark.parametrize("num_before", [0, 1, 9])

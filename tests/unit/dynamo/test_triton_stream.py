@@ -161,10 +161,10 @@ def test_a_server_that_hangs_is_not_ready(monkeypatch) -> None:
 
 
 def test_a_server_that_is_gone_is_not_ready() -> None:
-    async def ask(stream: TritonStream, triton: Triton) -> tuple[bool, bool]:
+    async def ask(stream: TritonStream, triton: Triton) -> list[tuple[bool, bool]]:
         gone = TritonStream("127.0.0.1:1")
-        found = await stream.is_ready(), await gone.is_ready()
+        found = [(await each.is_ready(), each.cannot_be_reached) for each in (stream, gone)]
         await gone.close()
         return found
 
-    assert against(ask) == (True, False)
+    assert against(ask) == [(True, False), (False, True)]
