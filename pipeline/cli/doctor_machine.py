@@ -16,8 +16,7 @@ from pipeline.checkpoint.disk import gigabytes
 from pipeline.cli.options import resolve
 from pipeline.config.places import Places, places
 from pipeline.engine.artifact import artifact_dir
-from pipeline.engine.backend import backend_of
-from pipeline.engine.finding import Finding
+from pipeline.engine.backend import Finding, backend_of
 from pipeline.engine.provenance import version_of
 from pipeline.errors import ConfigError, UserError
 from pipeline.server.startup import check_start
@@ -28,7 +27,6 @@ _DISTRIBUTION = "lookahead-pipeline"
 def examine_machine() -> list[Finding]:
     """All findings, the cheapest checks first. Changes nothing and needs no network."""
     from pipeline.config.registry import backend_names
-    from pipeline.engine.backend import backend_of
 
     where = places()
     machine = [_python(), *_packages(), _compiler(), *_hardware(), *_room(where), *_server(where)]

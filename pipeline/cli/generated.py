@@ -10,8 +10,7 @@ from typing import Any
 from pipeline.checkpoint.architectures import ARCHITECTURES, MOVING_ROPE, REFUSED
 from pipeline.config.registry import backend_names
 from pipeline.config.schema import Frozen, ModelConfig, ProfileConfig, ResolvedConfig
-from pipeline.engine.backend import backend_of
-from pipeline.engine.finding import VersionTable
+from pipeline.engine.backend import VersionTable, backend_of
 from pipeline.errors import ConfigError
 from pipeline.markdown import markdown_table
 

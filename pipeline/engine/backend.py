@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.config.backends import BackendSettings
@@ -17,7 +17,6 @@ from pipeline.config.places import Places
 from pipeline.config.registry import load_backend
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.command import MakeCommand, StartCommand
-from pipeline.engine.finding import Finding, VersionTable
 from pipeline.engine.fingerprint import Fingerprint
 from pipeline.engine.traits import TargetTraits
 
@@ -36,6 +35,28 @@ class Runtime(NamedTuple):
 
     libraries: dict[str, str]
     device: str
+
+
+# fail: the model (by default the default one) cannot be built or served on this machine. note: an optional part is
+# absent or differs.
+State = Literal["ok", "note", "fail"]
+
+
+class Finding(NamedTuple):
+    """part: the examined part. found: its state. remedy: the action that fixes it."""
+
+    part: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+class VersionTable(NamedTuple):
+    """rows: one text per column."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
 
 class Backend(BackendSettings, Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import Field
 
-from pipeline.config.schema import Device, Dtype, Frozen
+from pipeline.config.schema import Device, Dtype, Frozen, ResolvedConfig
 from pipeline.engine.provenance import version_of
 from pipeline.errors import BuildError
 
@@ -31,6 +31,25 @@ class Fingerprint(Frozen):
     max_window_size: int
     max_ngram_size: int
     max_verification_set_size: int
+
+    @classmethod
+    def of(
+        cls, resolved: ResolvedConfig, checkpoint: str, libraries: dict[str, str], device: str, flags: dict[str, Flag]
+    ) -> Fingerprint:
+        """The fingerprint of an engine of a config. For the other arguments see the fields."""
+        window, ngram, candidates = resolved.lookahead.sizes
+        return cls(
+            checkpoint=checkpoint,
+            architecture=resolved.model.architecture,
+            backend=resolved.backend,
+            libraries=libraries,
+            device=device,
+            dtype=resolved.dtype,
+            flags=flags,
+            max_window_size=window,
+            max_ngram_size=ngram,
+            max_verification_set_size=candidates,
+        )
 
     @property
     def digest(self) -> str:

@@ -104,20 +104,7 @@ class LookupBackend(InProcessBackend):
     name = "lookup"
 
     def fingerprint(self, resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
-        libraries, device = self.runtime(resolved)
-        lookahead = resolved.lookahead
-        return Fingerprint(
-            checkpoint=checkpoint_hash,
-            architecture=resolved.model.architecture,
-            backend=self.name,
-            libraries=libraries,
-            device=device,
-            dtype=resolved.dtype,
-            flags={},
-            max_window_size=lookahead.max_window_size,
-            max_ngram_size=lookahead.max_ngram_size,
-            max_verification_set_size=lookahead.max_verification_set_size,
-        )
+        return Fingerprint.of(resolved, checkpoint_hash, *self.runtime(resolved), flags={})
 
     def runtime(self, resolved: ResolvedConfig) -> Runtime:
         return Runtime({"lookup": "1.0"}, "any")

@@ -21,7 +21,7 @@ from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import ENGINE, TOKENIZER, artifact_dir, share_folder
 from pipeline.engine.backend import Note
-from pipeline.engine.fingerprint import Fingerprint
+from pipeline.engine.fingerprint import Fingerprint, Flag
 from pipeline.engine.memory import require_memory
 from pipeline.errors import BuildError
 
@@ -55,18 +55,11 @@ def full_plan(resolved: ResolvedConfig, places: Places) -> tuple[str, Mapping[st
 def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
     """Fingerprint of the engines of a config. Its device is the target GPU."""
     whole = plan_for(resolved, checkpoint_hash=checkpoint_hash)
-    return Fingerprint(
-        checkpoint=checkpoint_hash,
-        architecture=resolved.model.architecture,
-        backend="tensorrt_llm",
-        libraries={"tensorrt_llm": engine_version(resolved)},
-        device=f"cuda-sm{resolved.profile.tensorrt_llm.compute_capability}",
-        dtype=resolved.dtype,
-        flags={"conversion": whole.conversion.digest}
-        | {f"engine.{stage.instance.triton_model}": stage.digest for stage in whole.engines},
-        max_window_size=resolved.lookahead.max_window_size,
-        max_ngram_size=resolved.lookahead.max_ngram_size,
-        max_verification_set_size=resolved.lookahead.max_verification_set_size,
+    libraries = {"tensorrt_llm": engine_version(resolved)}
+    device = f"cuda-sm{resolved.profile.tensorrt_llm.compute_capability}"
+    flags: dict[str, Flag] = {f"engine.{stage.instance.triton_model}": stage.digest for stage in whole.engines}
+    return Fingerprint.of(
+        resolved, checkpoint_hash, libraries, device, {"conversion": whole.conversion.digest, **flags}
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.environment import DOCKER_VERSION, Gpu, gpus, package_versions, program_answer
 from pipeline.backends.tensorrt_llm.versions import is_met
-from pipeline.engine.finding import Finding
+from pipeline.engine.backend import Finding
 
 
 def examine_tensorrt_llm() -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from pipeline.backends.tensorrt_llm.release_data import (
     release,
     release_of,
 )
-from pipeline.engine.finding import VersionTable
+from pipeline.engine.backend import VersionTable
 
 
 def is_met(requirement: Requirement, version: str) -> bool:

@@ -77,18 +77,8 @@ def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
     # An engine does not depend on the number of processes.
     sizes = resolved.profile.engine.model_dump(mode="json", exclude={"lookahead_parallel"})
     flags: dict[str, Flag] = {f"engine.{name}": value for name, value in sizes.items()} | {"pass": _pass(resolved)}
-    return Fingerprint(
-        checkpoint=checkpoint_hash,
-        architecture=resolved.model.architecture,
-        backend="torch",
-        libraries=library_versions("torch", LIBRARIES),
-        device=device_architecture(resolved.device),
-        dtype=resolved.dtype,
-        flags=flags,
-        max_window_size=resolved.lookahead.max_window_size,
-        max_ngram_size=resolved.lookahead.max_ngram_size,
-        max_verification_set_size=resolved.lookahead.max_verification_set_size,
-    )
+    libraries, device = library_versions("torch", LIBRARIES), device_architecture(resolved.device)
+    return Fingerprint.of(resolved, checkpoint_hash, libraries, device, flags)
 
 
 def files_digest(fingerprint: Fingerprint) -> str:

@@ -10,7 +10,7 @@ import pytest
 from pipeline import cli
 from pipeline.backends.tensorrt_llm import environment
 from pipeline.backends.tensorrt_llm.doctor import examine_tensorrt_llm
-from pipeline.engine.finding import Finding
+from pipeline.engine.backend import Finding
 from pipeline.server.installation import VARIABLE
 from tests.unit.server.fake_machine import fake_machine, write_program
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.cli.generated import BEGIN, END, generated_files, page_with, schema_texts, stale_files
 from pipeline.config.places import places
-from pipeline.engine.finding import VersionTable
+from pipeline.engine.backend import VersionTable
 from pipeline.errors import ConfigError
 
 TABLES = [VersionTable("Needs", ("part", "version"), (("driver", "580"),))]
