@@ -118,10 +118,6 @@ class Backend(BackendSettings, Protocol):
     def traits(self, resolved: ResolvedConfig) -> tuple[TargetTraits, ...]:
         """The served models that verify, the one named `tensorrt_llm` first."""
 
-    def logits_dtype(self, resolved: ResolvedConfig) -> str:
-        """Triton's type of logits that leave the engine, e.g. TYPE_FP32."""
-        return "TYPE_FP32"
-
     def target_configs(self, resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
         """Triton configs of the models in `traits`, in that order."""
 

@@ -6,7 +6,7 @@ automaton of newer releases, which drafts on the GPU, or the trie.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
@@ -23,7 +23,7 @@ from pipeline.config.schema import (
 from pipeline.errors import ConfigError
 
 Method = Literal["auto", "suffix_automaton", "trie", "ngram", "none"]
-METHODS: tuple[Method, ...] = ("auto", "suffix_automaton", "trie", "ngram", "none")
+METHODS: tuple[Method, ...] = get_args(Method)
 
 # Longest context that NGram matches: the default of newer releases and of NVIDIA's examples. Older releases have no
 # default.
@@ -46,10 +46,9 @@ class DraftSettings(Frozen):
 
 def method_named(name: str) -> Method:
     """Check the name of a draft method. Raises ConfigError, with the known names, for another one."""
-    for method in METHODS:
-        if method == name:
-            return method
-    raise ConfigError(f"There is no draft method '{name}'; known are {', '.join(METHODS)}.")
+    if name not in METHODS:
+        raise ConfigError(f"There is no draft method '{name}'; known are {', '.join(METHODS)}.")
+    return name
 
 
 def draft_settings(resolved: ResolvedConfig, method: Method) -> DraftSettings:

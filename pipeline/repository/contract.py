@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
@@ -38,32 +37,23 @@ class ModelContract:
     required_parameters: frozenset[str] = frozenset()
 
 
-# Element types that depend on the engine, with the values for an engine with float32 logits.
-ENGINE_DTYPES: Mapping[str, str] = {
+# Types of tensors that NVIDIA's templates leave open: logits, and inputs that are not of text.
+_OPEN_TYPES = {
     "${logits_datatype}": "TYPE_FP32",
     "${encoder_input_features_data_type}": "TYPE_FP16",
     "${prompt_embedding_table_data_type}": "TYPE_FP16",
 }
 
 
-def model_contract(model: str, dtypes: Mapping[str, str] = ENGINE_DTYPES) -> ModelContract:
+def model_contract(model: str) -> ModelContract:
     """The contract of `tensorrt_llm`, `preprocessing`, `postprocessing`, `tensorrt_llm_bls`, `ensemble` or `llmapi`.
-
-    dtypes: Triton type for each element type that depends on the engine. Raises KeyError for any other model.
-    """
-    contract = _contracts()[model]
-
-    def with_dtype(tensor: Tensor) -> Tensor:
-        return replace(tensor, dtype=dtypes[tensor.dtype]) if tensor.dtype.startswith("$") else tensor
-
-    return replace(
-        contract,
-        inputs=tuple(map(with_dtype, contract.inputs)),
-        outputs=tuple(map(with_dtype, contract.outputs)),
-    )
+    Raises KeyError for any other model."""
+    return _contracts()[model]
 
 
 @cache
 def _contracts() -> dict[str, ModelContract]:
     text = resources.files(__package__).joinpath("contract.json").read_text(encoding="utf-8")
+    for name, chosen in _OPEN_TYPES.items():
+        text = text.replace(name, chosen)
     return TypeAdapter(dict[str, ModelContract]).validate_python(json.loads(text)["models"])

@@ -15,9 +15,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
-from pipeline.engine.backend import backend_of
 from pipeline.errors import RepositoryError
-from pipeline.repository.contract import ENGINE_DTYPES, Tensor, model_contract
+from pipeline.repository.contract import Tensor, model_contract
 from pipeline.repository.extensions import (
     LOOKAHEAD_BLS_INPUTS,
     LOOKAHEAD_BLS_OUTPUTS,
@@ -25,12 +24,6 @@ from pipeline.repository.extensions import (
     TENSORRT_LLM_OUTPUTS,
 )
 from pipeline.repository.names import FINGERPRINT, FRONT_MODEL, STOCK_FRONT_MODEL, TARGET_MODEL
-
-
-def engine_dtypes(resolved: ResolvedConfig) -> Mapping[str, str]:
-    """Triton types of tensors that depend on the engine. They must be equal in all models of a repository, or the
-    ensemble does not load."""
-    return {**ENGINE_DTYPES, "${logits_datatype}": backend_of(resolved.backend).logits_dtype(resolved)}
 
 
 def python_target(
@@ -67,7 +60,7 @@ def python_target(
 
 
 def preprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
-    contract = model_contract("preprocessing", engine_dtypes(resolved))
+    contract = model_contract("preprocessing")
     config = _config("preprocessing", resolved, contract.inputs, contract.outputs)
     set_batching(config, resolved)
     set_queue_bound(config, resolved)
@@ -77,7 +70,7 @@ def preprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfi
 
 
 def postprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
-    contract = model_contract("postprocessing", engine_dtypes(resolved))
+    contract = model_contract("postprocessing")
     config = _config("postprocessing", resolved, contract.inputs, contract.outputs)
     config.dynamic_batching.SetInParent()
     config.instance_group[0].count = resolved.profile.scheduling.tokenizer_instances
@@ -87,7 +80,7 @@ def postprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConf
 
 def lookahead_bls(resolved: ResolvedConfig, artifact: Artifact, vocab_size: int) -> pb.ModelConfig:
     """Config of the front model, which clients call with text or tokens. vocab_size: of the engine."""
-    contract = model_contract("tensorrt_llm_bls", engine_dtypes(resolved))
+    contract = model_contract("tensorrt_llm_bls")
     inputs = (*_all_optional(contract.inputs), *LOOKAHEAD_BLS_INPUTS)
     outputs = contract.outputs + LOOKAHEAD_BLS_OUTPUTS
     config = _config(FRONT_MODEL, resolved, inputs, outputs)
@@ -123,7 +116,7 @@ def single_response(name: str, working: pb.ModelConfig, resolved: ResolvedConfig
 
 def ensemble(resolved: ResolvedConfig) -> pb.ModelConfig:
     """Config of TensorRT-LLM's `ensemble`: text to text in one response, through the front model and its drafts."""
-    contract = model_contract("ensemble", engine_dtypes(resolved))
+    contract = model_contract("ensemble")
     config = pb.ModelConfig(name="ensemble", platform="ensemble", max_batch_size=resolved.profile.engine.max_batch_size)
     add_tensors(config, _all_optional(contract.inputs), contract.outputs)
     config.ensemble_scheduling.step.add(

@@ -40,7 +40,6 @@ _STRATEGIES: dict[Mode, frozenset[str]] = {
     "trie": frozenset({"none", "trie"}),
     "lookahead": frozenset({"none", "lookahead"}),
 }
-_LOGITS = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
 
 
 class TensorRTLLMBackend(Backend):
@@ -85,9 +84,6 @@ class TensorRTLLMBackend(Backend):
             _traits(resolved, mode, model)
             for mode, model in zip(modes_of(resolved), models, strict=False)  # most configs have one mode
         )
-
-    def logits_dtype(self, resolved: ResolvedConfig) -> str:
-        return _LOGITS[resolved.profile.tensorrt_llm.logits_dtype]
 
     def target_configs(self, resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
         from pipeline.backends.tensorrt_llm.repository import target_configs

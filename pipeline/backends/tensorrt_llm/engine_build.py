@@ -38,7 +38,7 @@ def build_flags_of(context: BuildContext, mode: Mode, checkpoint: Path, output: 
         "max_num_tokens": context.max_num_tokens(mode),
         "max_beam_width": 1,
         "kv_cache_type": "paged",
-        "logits_dtype": trt.logits_dtype,
+        "logits_dtype": "float32",
         "gpt_attention_plugin": dtype,
         "gemm_plugin": _gemm_plugin(context),
         "nccl_plugin": dtype if context.world_size > 1 else "disable",

@@ -219,7 +219,7 @@ def _engine_stage(
         docker_argv=in_docker(argv, folder, []),
         expected={
             # The engine contains the checkpoint's config; only the type of the logits is an option of the build.
-            "pretrained_config": {**conversion.expected, "logits_dtype": context.trt.logits_dtype},
+            "pretrained_config": {**conversion.expected, "logits_dtype": "float32"},
             "build_config": expected_config(context, mode, flags),
         },
         fingerprint=fingerprint,

@@ -51,7 +51,7 @@ def target_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.Mode
 def target(context: BuildContext, instance: Instance, engine: Path, artifact: Artifact) -> pb.ModelConfig:
     """Config of a model with an engine. It is decoupled, because streams and requests with several rows have several
     responses."""
-    contract = model_contract("tensorrt_llm", model_config.engine_dtypes(context.resolved))
+    contract = model_contract("tensorrt_llm")
     config = pb.ModelConfig(
         name=instance.triton_model, backend="tensorrtllm", max_batch_size=context.engine.max_batch_size
     )

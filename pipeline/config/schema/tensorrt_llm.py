@@ -35,7 +35,6 @@ class TensorRTLLMConfig(Frozen):
     container_tag: str = Field(
         "26.07", pattern=r"^\d\d\.\d\d$", description="Tag of the Triton container that builds and serves."
     )
-    logits_dtype: Literal["float32", "float16"] = Field("float32", description="Type of the returned logits.")
     gpu_memory_gib: float = Field(
         80.0, gt=0, description="Memory of one target GPU, for estimates and for the split of the KV cache."
     )

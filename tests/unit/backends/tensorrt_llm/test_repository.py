@@ -147,18 +147,6 @@ def test_settings_of_the_profile_arrive(tmp_path):
     assert target.dynamic_batching.max_queue_delay_microseconds == 11
 
 
-def test_all_models_agree_on_the_type_of_the_logits(tmp_path):
-    """Triton does not load an ensemble whose parts differ."""
-    configs = rendered(tmp_path, trt_config("llama2-13b", "latency", ".logits_dtype=float16"))
-    for name in ("tensorrt_llm_engine", "tensorrt_llm", "lookahead_bls", "tensorrt_llm_bls", "ensemble"):
-        types = {
-            tensor.data_type
-            for tensor in configs[name].output
-            if tensor.name in ("context_logits", "generation_logits")
-        }
-        assert types == {pb.TYPE_FP16}, name
-
-
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
 def test_two_engines_split_the_memory(tmp_path, share):
     overrides = (".speculation=both", f".lookahead_kv_share={share}")
