@@ -24,12 +24,18 @@ LEAST_AGREEMENT = 0.75
 
 
 def load_reference(resolved: ResolvedConfig, places: Places) -> Any:
-    """The model's checkpoint in transformers, in the resolved dtype, on the GPU if torch finds one."""
+    """The model's checkpoint in transformers, in the resolved dtype, on a GPU with enough free memory or the CPU."""
     architecture = resolved.model.architecture
     checkpoint = fetch(resolved.model, places.cache)
     config = read_config(checkpoint.folder, architecture, checkpoint.gguf_file)
     model: Any = load_weights(checkpoint, config, resolved.dtype)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return model.to(_device_for(model)).eval()
+
+
+def _device_for(model: Any) -> str:
+    """A running server may hold most of the GPU's memory."""
+    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+    return "cuda" if free > 1.2 * sum(weight.nbytes for weight in model.parameters()) else "cpu"
 
 
 @torch.inference_mode()
