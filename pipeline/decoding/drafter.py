@@ -62,11 +62,12 @@ class LearningSource(DraftSource, Protocol):
 
 @dataclass(slots=True)
 class _Request:
-    """names: sources that take part. tree, grown: the last proposal, until its outcome is known. channels: for each of
-    its nodes, the channel with the highest probability. own_nodes: for each source index, the range of its nodes in
-    `grown.places`."""
+    """names: sources that take part. left_out: those that do not take part in the next proposal. tree, grown: the last
+    proposal, until its outcome is known. channels: for each of its nodes, the channel with the highest probability.
+    own_nodes: for each source index, the range of its nodes in `grown.places`."""
 
     names: frozenset[str]
+    left_out: frozenset[str] = frozenset()
     tree: DraftTree = EMPTY_TREE
     grown: Grown | None = None
     own_nodes: dict[int, slice] = field(default_factory=dict)
@@ -117,6 +118,10 @@ class Drafter:
         for source in self._taking_part(names):
             self._guarded(source, None, source.start, request_id, prompt_ids, namespace)
 
+    def leave_out(self, request_id: str, names: frozenset[str]) -> None:
+        """Make the next proposal without these sources."""
+        self._requests[request_id].left_out = names
+
     def needs_top_k(self, request_id: str) -> int:
         """Number of the target's most probable tokens per node that `update` needs for this request."""
         names = self._requests[request_id].names
@@ -131,8 +136,9 @@ class Drafter:
             return EMPTY_TREE
         context = read_only(context)
         trees: list[tuple[int, DraftTree]] = []
+        names, request.left_out = request.names - request.left_out, frozenset()
         for index, source in enumerate(self.sources):
-            if source.name not in request.names or source is self._table_source:
+            if source.name not in names or source is self._table_source:
                 continue
             tree = self._guarded(source, EMPTY_TREE, self._checked, source, request_id, context, budget)
             if len(tree):

@@ -249,8 +249,10 @@ class Session:
             statistics.accepted_by_source.update(names[source] for source in tree.sources[accepted].tolist())
         if outcome.num_steps == 1:
             statistics.acceptance_lengths.append(num_kept)
-        else:
-            statistics.acceptance_lengths.extend([1] * num_kept)
+        elif outcome.num_steps:
+            # Only the total is known, so all steps get about the same length.
+            least, more = divmod(num_kept, outcome.num_steps)
+            statistics.acceptance_lengths.extend(least + (step < more) for step in range(outcome.num_steps))
 
 
 def outcome_of_tokens(tree: DraftTree, token_ids: Sequence[int], num_steps: int = 1) -> StepOutcome:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+from pipeline.config.schema import SOURCE_ROWS, SuppliedDraftConfig
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.sampling import needs_logits
 from pipeline.decoding.session import Session
@@ -17,6 +18,10 @@ from pipeline.decoding.tree import FloatArray
 from pipeline.engine.contract import Engine, EngineSequence
 from pipeline.engine.submission import OnEvent, StepEvent, Submission
 from pipeline.engine.waiting_queue import Waiting
+
+SUPPLIED = SuppliedDraftConfig().kind
+# Sources that draft from text. Drafts of the BLS model come from the same text.
+TEXT_KINDS = frozenset(kind for kind, row in SOURCE_ROWS.items() if row.role == "text")
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +82,8 @@ class Starter:
             request = replace(request, end_ids=matcher.end_ids)  # the grammar's own end token if there was none
             submission = replace(submission, request=request)
         names = source_names(submission.strategy, self._drafter.names, submission.lookahead is not None)
+        if submission.only_supplied:
+            names &= {SUPPLIED}
         budget = self._budget(submission, names)
         with ExitStack() as stack:
             sequence = self._engine.open(request.prompt_ids, reuse=submission.reuse and not submission.wanted.of_prompt)
@@ -87,6 +94,8 @@ class Starter:
             session.statistics.num_reused_tokens = sequence.num_reused_tokens
             if self._supplied is not None and self._supplied.name in names:
                 self._supplied.supply(request.request_id, submission.supplied)
+                if len(submission.supplied):
+                    self._drafter.leave_out(request.request_id, TEXT_KINDS)
             if self._window is not None and self._window.name in names and submission.lookahead is not None:
                 self._window.configure(request.request_id, submission.lookahead)
             top_k = self._drafter.needs_top_k(request.request_id) if names else 0

@@ -269,7 +269,8 @@ class Scheduler:
         with self._changed:
             self._queue.forget(request.request_id)
             if event.error is None and session.finish_reason in (None, FinishReason.LENGTH):
-                hold = running.continues and running.submission.to_be_continued
+                ended = session.finish_reason is not None and running.submission.max_steps is not None
+                hold = running.continues and running.submission.to_be_continued and not ended
                 self._queue.remember(session.context, hold, time.monotonic())
                 if self._compiler is not None and session.matcher is not None and request.guide is not None:
                     self._compiler.keep(request.guide, session.matcher)

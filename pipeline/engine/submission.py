@@ -18,15 +18,17 @@ class Submission:
     """A request for the scheduler.
 
     budget: drafts per step, None for the scheduler's default. supplied: tree to verify in the first step, by
-    strategies with supplied drafts. lookahead: W, N, G of this request, None for the engine's. max_steps: maximum
-    number of steps, None for no limit. to_be_continued: whether another request will continue this output. wanted:
-    parts of the target's logits to return. reuse: whether KV of earlier requests may be used for the prompt.
+    strategies with supplied drafts. only_supplied: whether no other source of the strategy drafts. lookahead: W, N, G
+    of this request, None for the engine's. max_steps: maximum number of steps, None for no limit. to_be_continued:
+    whether another request will continue this output, unless it ends. wanted: parts of the target's logits to return.
+    reuse: whether KV of earlier requests may be used for the prompt.
     """
 
     request: GenerationRequest
     strategy: str = "auto"
     budget: DraftBudget | None = None
     supplied: DraftTree = EMPTY_TREE
+    only_supplied: bool = False
     lookahead: LookaheadConfig | None = None
     max_steps: int | None = None
     to_be_continued: bool = False

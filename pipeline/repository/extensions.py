@@ -37,6 +37,8 @@ TENSORRT_LLM_INPUTS = (
     _input("draft_probabilities", "FP32", (-1,)),
     # The engine's own draft sources to use; see `pipeline.decoding.strategy`.
     _input("draft_strategy", "STRING", scalar=True),
+    # The request ends after this number of engine passes that emit tokens. Default: 1 with draft tokens, else no limit.
+    _input("max_steps", "INT32", scalar=True),
     # Limit of draft tokens per step of this request, including the engine's own.
     _input("max_draft_tokens", "INT32", scalar=True),
     _input("runtime_min_p", "FP32", scalar=True),

@@ -26,6 +26,8 @@ class CallCosts:
         self._squares = np.eye(3) * _RIDGE
         self._products = np.zeros(3)
         self._num_calls = 0
+        # Tokens per step in which only the engine's own sources draft, and the weight of these steps.
+        self._own_tokens, self._own_steps = 1.0, 1.0
 
     def record(self, num_passes: int, num_drafts: int, seconds: float) -> None:
         """Add a measured call. num_passes: 1 with drafts, else one per token. num_drafts: draft tokens it sent."""
@@ -45,6 +47,21 @@ class CallCosts:
         tokens = np.ones(len(tree) + 1)
         tokens[1:] += np.cumsum(-np.sort(-tree.probabilities))
         return int((tokens / seconds).argmax())
+
+    def record_own_steps(self, num_steps: int, num_tokens: int) -> None:
+        """Add the steps of a call after its first one, for which no drafts were sent."""
+        self._own_tokens = _KEEP * self._own_tokens + num_tokens
+        self._own_steps = _KEEP * self._own_steps + num_steps
+
+    def num_steps(self, tree: DraftTree, most: int) -> int:
+        """Return how many steps a call with a tree should take for the most tokens per second: 1 or `most`. After the
+        first step the engine drafts alone, but a new call has a fixed cost."""
+        if self._num_calls < _MIN_CALLS:
+            return 1
+        fixed, per_pass, _ = self._fitted()
+        own = self._own_tokens / self._own_steps
+        first = own if tree.probabilities is None else max(own, 1 + float(tree.probabilities.sum()))
+        return 1 if first * per_pass > own * (fixed + per_pass) else most
 
     def _fitted(self) -> tuple[float, float, float]:
         found = np.linalg.solve(self._squares + np.eye(3) * _RIDGE, self._products)

@@ -79,7 +79,10 @@ def call_tensors(
             tensors["num_resumed_tokens"] = int_tensor(len(session.output_ids))
             if len(wanted.end_ids) > 1:
                 tensors["end_ids"] = np.asarray([sorted(wanted.end_ids)], np.int32)
-        tensors["to_be_continued"] = np.asarray([[step.num_tokens < session.num_remaining_tokens]])
+        least_tokens = min(step.num_tokens, step.max_steps or step.num_tokens)
+        tensors["to_be_continued"] = np.asarray([[least_tokens < session.num_remaining_tokens]])
+        if step.max_steps is not None:
+            tensors["max_steps"] = int_tensor(step.max_steps)
     return tensors
 
 
@@ -109,8 +112,6 @@ def _end_tokens(request: GenerationRequest, codec: TextCodec) -> list[tuple[int,
 
 
 def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> dict[str, Array]:
-    # Strategy "trie" without drafts is plain decoding, except that a grammar may force tokens.
-    strategy = "none" if strategy == "trie" and not len(tree) and request.generation.guide is None else strategy
     tensors: dict[str, Array] = {"draft_strategy": text_tensor(strategy)}
     params = request.generation.sampling
     if params.min_p and not params.greedy:

@@ -1,8 +1,8 @@
 """Converts the input tensors of the model `tensorrt_llm` to requests of our scheduler.
 
 Semantics are those of TensorRT-LLM: a request with draft tokens ends after one verify step, a request without draft
-tokens runs to its end. An end token is neither returned nor counted. Options that the torch engine does not support are
-refused, not ignored.
+tokens runs to its end; `max_steps` overrides both. An end token is neither returned nor counted. Options that the torch
+engine does not support are refused, not ignored.
 """
 
 from __future__ import annotations
@@ -66,24 +66,26 @@ def engine_call(
     require_one_row(tensors)
     refuse_unsupported(tensors)
     tree = _tree(tensors)
-    strategy = text(tensors, "draft_strategy")
+    strategy, max_steps = text(tensors, "draft_strategy"), integer(tensors, "max_steps")
+    if max_steps is not None and max_steps < 1:
+        raise RequestError(f"max_steps is {max_steps}; it must be at least 1")
+    only_supplied = len(tree) > 0 and strategy is None
+    request = generation_request(tensors, request_id)
     budget = default_budget
     if len(tree):
-        strategy = strategy or "trie"  # the engine then uses the supplied drafts only
-        if strategy == "trie":
-            budget = DraftBudget(len(tree), int(depths(tree).max()))
-    request = generation_request(tensors, request_id)
-    if request.guide is not None and len(tree):  # room for tokens that the grammar forces
-        budget = DraftBudget(max(budget.max_nodes, default_budget.max_nodes), default_budget.max_depth)
+        # A grammar adds the tokens that it forces.
+        least = NO_DRAFTS if only_supplied and request.guide is None else default_budget
+        budget = DraftBudget(max(len(tree), least.max_nodes), max(int(depths(tree).max()), least.max_depth))
     if (limit := integer(tensors, "max_draft_tokens")) is not None:
         budget = DraftBudget(max(0, min(limit, budget.max_nodes)), budget.max_depth)
     submission = Submission(
         request=request,
-        strategy=strategy or default_strategy,
+        strategy=strategy or ("trie" if only_supplied else default_strategy),
         budget=budget,
         supplied=tree,
+        only_supplied=only_supplied,
         lookahead=lookahead_config(tensors),
-        max_steps=1 if len(tree) else None,
+        max_steps=max_steps or (1 if len(tree) else None),
         to_be_continued=flag(tensors, "to_be_continued"),
         wanted=wanted_of(tensors),
     )

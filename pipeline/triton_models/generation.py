@@ -1,6 +1,7 @@
 """One request in the BLS model: the decode loop of `Session`, with a Triton model as the target.
 
-trie, hybrid        a call per step: draft, send context and drafts to the target, advance, emit text
+trie, hybrid        a call per step: draft, send context and drafts to the target, advance, emit text. The torch engine
+                    may go on for a few steps, with drafts of its own sources
 none, lookahead     the target decodes several tokens per call: TensorRT-LLM streams the whole output of one call; the
                     torch engine, which reuses its KV cache from call to call, returns a few tokens per call
 """
@@ -30,9 +31,8 @@ from pipeline.triton_models.fair_slots import HeldSlot
 from pipeline.triton_models.guide_tensors import wanted_outputs
 from pipeline.triton_models.piece import LogitPieces, Piece
 from pipeline.triton_models.steps import (
-    CHUNK_TOKENS,
-    FORCED_TOKENS,
     LONGEST_PIECE,
+    MOST_STEPS,
     PIECE_TOKENS,
     ChainSteps,
     Step,
@@ -129,21 +129,25 @@ class Generation:
         if self.engine.is_streamed:
             return Step(EMPTY_TREE, remaining)
         if (piece := PIECE_TOKENS.get(self.strategy)) is not None:
-            # The target does not search the text for stop words, so long calls would decode far beyond one.
-            piece = piece if self.request.stream or self.request.stop_words else LONGEST_PIECE
+            piece = piece if self._is_watched else LONGEST_PIECE
+            if self.request.stream and not self.num_calls:
+                piece = 1  # the client waits for a token
             return Step(EMPTY_TREE, min(piece, remaining))
         tree = self.session.propose()
         if self._chain is not None:
             return self._chain.next(tree, len(self.session.context), remaining)
-        # A grammar may force tokens in addition to those of a step.
-        num_forced = 0 if self.request.generation.guide is None else FORCED_TOKENS
-        # The first call has drafts if there are any, so that it ends after one step: the client waits for a token.
-        costs = self.engine.costs if self.num_calls and not num_forced else None
-        if not len(tree) or (costs is not None and not costs.num_paying(tree, CHUNK_TOKENS)):
-            return Step(EMPTY_TREE, min(CHUNK_TOKENS + num_forced, remaining), unsent=tree)
-        # Under "hybrid" the engine's own drafts may reach deeper than the tree.
-        depth = max(len(tree), self.session.budget.max_depth) if self.strategy == "hybrid" else len(tree)
-        return Step(tree, min(depth + 1 + num_forced, remaining))
+        if not self.num_calls:
+            return Step(tree, remaining, max_steps=1)  # the client waits for a token
+        if self.engine.costs is None:
+            return Step(tree, remaining, max_steps=1 if len(tree) else MOST_STEPS)
+        most_steps = MOST_STEPS if self._is_watched else LONGEST_PIECE // MOST_STEPS
+        return Step(tree, remaining, self.engine.costs.num_steps(tree, most_steps))
+
+    @property
+    def _is_watched(self) -> bool:
+        """Whether calls should be short: for a stream, and for stop words, because the target does not search the text
+        for them and would decode far beyond one."""
+        return self.request.stream or bool(self.request.stop_words)
 
     def _within_min_tokens(self, step: Step) -> Step:
         """Cut a step at min_tokens if TensorRT-LLM must ban end tokens until there: it can ban them for a whole call
@@ -179,7 +183,7 @@ class Generation:
         if ended_by_end_token(traits, step.tree, ids, response):
             ids += self._end_token()
         counts, num_steps = counts_of(response), num_steps_of(ids, response)
-        piece = self._take(step.tree if len(step.tree) else step.unsent, ids, num_steps) if ids else Piece("", [])
+        piece = self._take(step.tree, ids, num_steps) if ids else Piece("", [])
         self._counts = total(self._counts, counts)
         if self.finish_reason is not None:
             return piece
@@ -192,6 +196,9 @@ class Generation:
             passes, num_drafts = (1 if len(step.tree) else num_received), len(step.tree)
             if traits.extended and counts is not None:  # exact figures, with the engine's own drafts
                 passes, num_drafts = num_steps, counts.drafted
+                if num_steps > 1:
+                    num_first = len(outcome_of_tokens(step.tree, ids).nodes) + 1
+                    self.engine.costs.record_own_steps(num_steps - 1, max(0, len(ids) - num_first))
             self.engine.costs.record(passes, num_drafts, time.perf_counter() - started)
         return piece
 

@@ -19,8 +19,6 @@ from pipeline.triton_models.call_costs import CallCosts
 
 # Tokens per call without drafts: enough to amortize the cost of a call, few enough to draft again soon.
 CHUNK_TOKENS = 4
-# Additional tokens of a call if a grammar may force tokens, such as keys and punctuation of JSON.
-FORCED_TOKENS = 24
 # Limit of the chunk, which doubles with each call without drafts.
 MAX_CHUNK_TOKENS = 16
 # Tokens per call to the torch engine, by strategy without drafts from the BLS model. The lookahead window restarts with
@@ -28,17 +26,19 @@ MAX_CHUNK_TOKENS = 16
 PIECE_TOKENS = {"none": 4, "lookahead": 16}
 # The same without a stream. A slot can change hands between two calls only, which limits the length.
 LONGEST_PIECE = 64
+# Steps per call with drafts from the BLS model, for which the engine's own sources draft after the first one.
+MOST_STEPS = 4
 # Nodes to draft per token of the longest chain; the best branch is sent.
 _TREE_FACTOR = 4
 
 
 class Step(NamedTuple):
-    """Plan of one call. tree: drafts to send, may be empty. num_tokens: request_output_len. unsent: drafts that would
-    not save time; the response is compared with them."""
+    """Plan of one call. tree: drafts to send, may be empty. num_tokens: request_output_len. max_steps: number of passes
+    after which the call ends; None: 1 with drafts, else no limit."""
 
     tree: DraftTree
     num_tokens: int
-    unsent: DraftTree = EMPTY_TREE
+    max_steps: int | None = None
 
 
 @dataclass(slots=True)

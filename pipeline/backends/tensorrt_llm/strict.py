@@ -91,6 +91,7 @@ def strict_call(tensors: Tensors, request_id: str, engine: StrictEngine, exclude
         strategy,
         budget,
         supplied=tree,
+        only_supplied=True,
         lookahead=lookahead if strategy == "lookahead" else None,
         max_steps=1 if len(tree) else None,
         reuse=engine.kv_cache_reuse,

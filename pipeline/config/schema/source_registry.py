@@ -54,12 +54,13 @@ _BLS: frozenset[Side] = frozenset({"bls"})
 _ENGINE: frozenset[Side] = frozenset({"engine"})
 _SOURCES = "pipeline.decoding.sources"
 # Alternatives by role. The trie already contains the request's own text, so source `prompt` would spend nodes on
-# duplicates (0.5 - 1 % fewer tokens per step in replay). Recycling gets candidates from every computed node, the window
-# needs nodes of its own: with 11 of 64 nodes for a window a step yielded 3.35 tokens, without 3.45 (28 prompts, model
-# in the loop).
+# duplicates (0.5 - 1 % fewer tokens per step in replay). In a server the engine has `prompt` too, for the steps of a
+# call after the one that verifies the BLS model's drafts. Recycling gets candidates from every computed node, the
+# window needs nodes of its own: with 11 of 64 nodes for a window a step yielded 3.35 tokens, without 3.45 (28 prompts,
+# model in the loop).
 _BUILT_IN = (
     SourceRow(TrieDraftConfig, f"{_SOURCES}.trie:TrieSource", _TEXT_STRATEGIES, "text", _BLS),
-    SourceRow(PromptDraftConfig, f"{_SOURCES}.prompt:PromptSource", _TEXT_STRATEGIES, "text", _BLS),
+    SourceRow(PromptDraftConfig, f"{_SOURCES}.prompt:PromptSource", _TEXT_STRATEGIES, "text", _BLS | _ENGINE),
     SourceRow(
         RecyclingDraftConfig, f"{_SOURCES}.recycling:RecyclingSource", frozenset({"hybrid"}), "candidates", _ENGINE
     ),

@@ -13,17 +13,36 @@ from pipeline.decoding.tree import DraftTree, IntArray
 from pipeline.decoding.trie import Trie, TrieStream
 from pipeline.decoding.trie.estimator import Estimator
 
+# Texts of ended requests that are kept for requests that continue them, and their tokens in total.
+MAX_KEPT, MAX_KEPT_TOKENS = 16, 1 << 15
 
-class _Request(NamedTuple):
-    """own: private trie of prompt and output. outputs: streams of the output, into `own` and into the shared trie."""
+
+class _Text(NamedTuple):
+    """Prompt and output of a request, and the private trie that holds them. tokens: in pieces."""
 
     namespace: str
+    tokens: list[IntArray]
     own: Trie
-    outputs: list[TrieStream]
+    stream: TrieStream
+
+    def append(self, tokens: IntArray) -> None:
+        self.tokens.append(tokens)
+        self.stream.append(tokens)
+
+
+class _Request(NamedTuple):
+    """shared: stream of the output into the shared trie, if there is one."""
+
+    text: _Text
+    shared: TrieStream | None
 
 
 class PromptSource:
-    """Keeps a private trie of prompt and output per request."""
+    """Keeps a private trie of prompt and output per request.
+
+    A request whose prompt begins with the whole text of an ended one continues the trie of that one. So do the calls
+    of one output to an engine, and the turns of a conversation.
+    """
 
     name = "prompt"
     needs_top_k = 0
@@ -35,29 +54,45 @@ class PromptSource:
         self._estimator = Estimator(config.branch_length, retrieval)
         self._branch_length = config.branch_length
         self._requests: dict[str, _Request] = {}
+        # The text of the request that ended last is last.
+        self._kept: list[tuple[IntArray, _Text]] = []
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
+        shared = None if self._shared is None else self._shared.open(namespace)
+        self._requests[request_id] = _Request(self._text_of(prompt_ids, namespace), shared)
+
+    def _text_of(self, prompt_ids: IntArray, namespace: str) -> _Text:
+        for index in range(len(self._kept) - 1, -1, -1):
+            tokens, text = self._kept[index]
+            if text.namespace == namespace and np.array_equal(prompt_ids[: len(tokens)], tokens):
+                del self._kept[index]
+                text.append(prompt_ids[len(tokens) :])
+                return text
         own = Trie(self._branch_length, expected_tokens=len(prompt_ids))
-        outputs = [own.open()]
-        outputs[0].append(prompt_ids)
-        if self._shared is not None:
-            outputs.append(self._shared.open(namespace))
-        self._requests[request_id] = _Request(namespace, own, outputs)
+        text = _Text(namespace, [], own, own.open())
+        text.append(prompt_ids)
+        return text
 
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
-        namespace, own, _ = self._requests[request_id]
-        return self._estimator.grow(own, self._shared, namespace, context, budget.max_nodes, budget.max_depth)
+        text, _ = self._requests[request_id]
+        return self._estimator.grow(text.own, self._shared, text.namespace, context, budget.max_nodes, budget.max_depth)
 
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
-        namespace, own, outputs = self._requests[request_id]
+        text, shared = self._requests[request_id]
         tokens = np.asarray(step.token_ids, np.int32)
         try:
-            self._estimator.learn(own, self._shared, namespace, step.context, tokens)
+            self._estimator.learn(text.own, self._shared, text.namespace, step.context, tokens)
         finally:  # missing tokens would corrupt all later text
-            for output in outputs:
-                output.append(tokens)
+            text.append(tokens)
+            if shared is not None:
+                shared.append(tokens)
 
     def stop(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
-        for output in request.outputs if request else []:
-            output.close()
+        if request is None:
+            return
+        if request.shared is not None:
+            request.shared.close()
+        self._kept.append((np.concatenate(request.text.tokens), request.text))
+        while len(self._kept) > MAX_KEPT or sum(len(tokens) for tokens, _ in self._kept) > MAX_KEPT_TOKENS:
+            del self._kept[0]

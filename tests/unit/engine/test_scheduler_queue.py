@@ -72,6 +72,19 @@ def test_no_place_is_held_for_a_stream_that_has_said_that_it_ends() -> None:
     assert len(new) == 1
 
 
+def test_no_slot_is_held_for_a_request_whose_output_has_ended() -> None:
+    """A request with a limit of steps may end the output before it; then nothing continues it."""
+    scheduler = make_scheduler(engine=TableEngine(EngineLimits(1, 256, 128, 64, VOCAB_SIZE)))
+    output: list[int] = []
+    stream_steps(scheduler, 1, output)
+    last = Submission(make_request([1, 2, 3, *output], 2), "none", max_steps=3, to_be_continued=True)
+    scheduler.run([last])
+    new: list[StepEvent] = []
+    scheduler.submit(Submission(make_request(max_new_tokens=2), "none"), new.append)
+    scheduler.step()
+    assert len(new) == 1
+
+
 def test_a_hold_ends_by_itself_in_the_schedulers_thread() -> None:
     scheduler = make_scheduler(engine=TableEngine(EngineLimits(1, 256, 128, 64, VOCAB_SIZE)))
     prompt, output = [1, 2, 3], []

@@ -213,14 +213,24 @@ def test_requests_beyond_the_queue_length_get_an_error():
 
 
 @pytest.mark.parametrize("strategy", ["none", "trie"])
-def test_calls_announce_whether_more_steps_follow(strategy):
+def test_calls_announce_whether_more_steps_may_follow(strategy):
     target = TableTarget()
 
     run_in(make_bls(target), text_tensors("ccddccddcc", 40, strategy=strategy, stream=True))
 
+    for call in target.calls if strategy == "trie" else ():
+        assert bool(call["to_be_continued"]) == (call["max_steps"].item() < call["request_output_len"].item())
     continued = [bool(call["to_be_continued"]) for call in target.calls]
     assert continued[0]
-    assert not continued[-1]
+    assert strategy == "trie" or not continued[-1]
+
+
+def test_the_first_call_of_a_stream_ends_with_the_first_token():
+    target = TableTarget()
+
+    run_in(make_bls(target), text_tensors("ccddccddcc", 40, strategy="none", stream=True))
+
+    assert [call["request_output_len"].item() for call in target.calls[:3]] == [1, 4, 4]
 
 
 def test_metrics_of_a_request_add_up():

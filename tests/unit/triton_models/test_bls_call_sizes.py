@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.config.schema import PromptDraftConfig, SuppliedDraftConfig
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.sources.prompt import PromptSource
+from pipeline.decoding.sources.supplied import SuppliedSource
+from pipeline.decoding.tree import DraftTree, IntArray, chain
+from pipeline.engine.submission import Submission
 from pipeline.triton_models.call_costs import CallCosts
+from tests.fakes import VOCAB_SIZE, make_request, make_scheduler, plain_decode
 from tests.unit.triton_models.fakes import END_ID, TableTarget, letter_codec, text_tensors
 from tests.unit.triton_models.test_bls import expected_ids, make_bls, run_in, statistics_of
 from tests.unit.triton_models.test_bls_chains import strict_bls
@@ -33,17 +41,18 @@ def test_the_call_that_computes_the_prompt_is_no_measure_of_a_step(monkeypatch: 
 
 
 @pytest.mark.parametrize(("call_seconds", "pays"), [(0.0, True), (1.0, False)])
-def test_drafts_that_do_not_pay_for_a_call_of_their_own_are_not_sent_and_learned_from(
+def test_a_call_takes_several_steps_where_calls_of_one_step_do_not_pay(
     monkeypatch: pytest.MonkeyPatch, call_seconds: float, pays: bool
 ) -> None:
     target = TableTarget()
     bls = make_bls(target, "drafting.planner=adaptive")
-    asked = text_tensors(PROMPT, 40, strategy="trie", end_id=-1, return_statistics=True)
+    asked = text_tensors(PROMPT, 40, strategy="trie", end_id=-1, stream=True, return_statistics=True)
     costs = bls._served[0].costs
     assert costs is not None
-    for passes, drafts in [(1, 4), (4, 0)] * 30:
-        costs.record(passes, drafts, call_seconds + 0.01 * passes + call_seconds * drafts)
-    monkeypatch.setattr(CallCosts, "record", lambda self, passes, drafts, seconds: None)
+    for passes in [1, 4] * 30:
+        costs.record(passes, 0, call_seconds + 0.01 * passes)
+    for name in ("record", "record_own_steps"):
+        monkeypatch.setattr(CallCosts, name, lambda self, *figures: None)
     run_in(bls, asked)
     bls._drafter.reliability.take()
     target.calls.clear()
@@ -51,8 +60,30 @@ def test_drafts_that_do_not_pay_for_a_call_of_their_own_are_not_sent_and_learned
     statistics = statistics_of(run_in(bls, asked))
 
     assert statistics["output_ids"] == expected_ids(PROMPT, 40, frozenset())
-    num_sent = sum("draft_input_ids" in call for call in target.calls)
-    # The first call ends with the first token in any case.
-    assert (num_sent, len(target.calls)) == ((7, 7) if pays else (1, 11))
-    assert (statistics["num_steps"], statistics["num_accepted_tokens"]) == ((7, 33) if pays else (40, 0))
-    assert sum(row.accepted for row in bls._drafter.reliability.take()) > 20
+    assert all("draft_input_ids" in call for call in target.calls)
+    # The first call ends after its step in any case.
+    assert {call["max_steps"].item() for call in target.calls[1:]} == ({1} if pays else {4})
+    assert statistics["num_steps"] > len(target.calls) if not pays else statistics["num_steps"] == len(target.calls)
+    assert sum(statistics["acceptance_lengths"]) == 40
+    assert len(statistics["acceptance_lengths"]) == statistics["num_steps"]
+    assert sum(row.accepted for row in bls._drafter.reliability.take()) > 10
+
+
+def test_the_engine_goes_on_with_its_own_drafts_after_those_of_the_call() -> None:
+    """The first step verifies the call's tree, and a source that drafts from the same text is left out of it."""
+    asked: list[str] = []
+
+    class Recorder(PromptSource):
+        def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+            asked.append(request_id)
+            return super().propose(request_id, context, budget)
+
+    drafter = Drafter([Recorder(PromptDraftConfig()), SuppliedSource(SuppliedDraftConfig())], VOCAB_SIZE)
+    scheduler = make_scheduler(drafter=drafter)
+    request = make_request([1, 2, 3, 1, 2, 3], 20)
+    (result,) = scheduler.run([Submission(request, "trie", supplied=chain(plain_decode(request)[:2]), max_steps=3)])
+    assert result.output_ids == plain_decode(request)[: len(result.output_ids)]
+    assert (result.statistics.num_steps, len(asked)) == (3, 2)
+    alone = Submission(make_request(max_new_tokens=20), "trie", supplied=chain([1]), only_supplied=True, max_steps=3)
+    scheduler.run([alone])
+    assert len(asked) == 2

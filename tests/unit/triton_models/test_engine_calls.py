@@ -82,6 +82,7 @@ def test_greedy_follows_from_what_was_sent_as_in_tensorrt_llm(sent, greedy):
             "are not possible",
         ),
         ({"input_ids": np.zeros((2, 3), np.int32)}, "batch of 2"),
+        ({"max_steps": [[0]]}, "max_steps is 0"),
     ],
 )
 def test_what_cannot_be_obeyed_is_refused_with_a_sentence(wrong, sentence):
@@ -110,6 +111,23 @@ def test_a_request_with_drafts_ends_after_one_step_and_brings_a_chain_or_a_tree(
     assert chain.supplied.parents.tolist() == [-1, 0, 1]
     assert chain.budget == DraftBudget(3, 3)
     assert tree.budget == DraftBudget(3, 2)
+
+
+def test_the_number_of_steps_can_be_set_with_and_without_drafts():
+    many = engine_call(tensors(draft_input_ids=[[1, 2]], max_steps=[[4]]), "r").submission
+    few = engine_call(tensors(max_steps=[[2]]), "r", "hybrid", DraftBudget(9, 4)).submission
+
+    assert (many.max_steps, few.max_steps) == (4, 2)
+
+
+def test_other_sources_draft_beside_a_tree_only_with_a_strategy():
+    budget = DraftBudget(9, 4)
+    alone = engine_call(tensors(draft_input_ids=[[1, 2]]), "r", "hybrid", budget).submission
+    named = {"draft_input_ids": [[1, 2]], "draft_strategy": np.asarray([[b"trie"]], np.object_)}
+    together = engine_call(tensors(**named), "r", "hybrid", budget).submission
+
+    assert (alone.only_supplied, alone.budget) == (True, DraftBudget(2, 2))
+    assert (together.only_supplied, together.budget) == (False, budget)
 
 
 def test_a_request_without_drafts_decodes_on_with_the_profiles_strategy():

@@ -131,5 +131,24 @@ def test_costs_follow_the_load():
     assert costs.num_paying(likely, 4) < before
 
 
+def test_a_call_goes_on_unless_the_tree_of_another_call_is_worth_its_cost():
+    likely, unlikely = chain([1, 2, 3], [0.9, 0.8, 0.7]), chain([1, 2, 3], [0.1, 0.02, 0.01])
+    costs = learnt(0.010, 0.010, 0.0)
+
+    assert [costs.num_steps(tree, 4) for tree in (likely, unlikely, EMPTY_TREE)] == [1, 4, 4]
+    # The engine's own drafts turn out to be good.
+    for _ in range(100):
+        costs.record_own_steps(3, 6)
+    assert costs.num_steps(likely, 4) == 4
+    cheap = learnt(0.001, 0.010, 0.0)
+    for _ in range(100):
+        cheap.record_own_steps(3, 6)
+    assert cheap.num_steps(likely, 4) == 1
+
+
+def test_the_first_calls_end_after_a_step():
+    assert CallCosts().num_steps(chain([1], [0.01]), 4) == 1
+
+
 def test_before_anything_is_known_the_whole_chain_is_sent():
     assert CallCosts().num_paying(chain([1, 2, 3], [0.1, 0.1, 0.1]), 4) == 3

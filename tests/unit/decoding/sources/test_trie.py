@@ -10,7 +10,7 @@ import pytest
 from pipeline.config.schema import PromptDraftConfig, TrieDraftConfig
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.sources.prompt import PromptSource
+from pipeline.decoding.sources.prompt import MAX_KEPT, MAX_KEPT_TOKENS, PromptSource
 from pipeline.decoding.sources.trie import TrieSource
 from pipeline.decoding.tree import EMPTY_TREE, agreeing_path, chain
 from pipeline.decoding.trie import Trie
@@ -71,6 +71,56 @@ def test_private_text_is_gone_when_the_request_ends_and_tenants_stay_apart():
     source.start("c", np.asarray([5], np.int32), "one")
     assert 71 in drafted(source, "c", [5, 70], 2)
     assert source.trie.count(np.asarray([12], np.int32), "one") == 0
+
+
+def test_a_request_that_continues_an_ended_one_drafts_as_if_it_were_one_request():
+    """As the calls of one output to an engine do."""
+    text = np.random.default_rng(0).integers(0, 6, 120).astype(np.int32)
+    whole, parts = PromptSource(PromptDraftConfig()), PromptSource(PromptDraftConfig())
+    whole.start("r", text[:20], "")
+    parts.start("call 0", text[:20], "")
+    for end in range(20, 119, 9):
+        emit(whole, "r", text[:end].tolist(), text[end : end + 9].tolist())
+        emit(parts, f"call {end - 20}", text[:end].tolist(), text[end : end + 9].tolist())
+        parts.stop(f"call {end - 20}")
+        parts.start(f"call {end - 11}", text[: end + 9], "")
+        for budget in (DraftBudget(16, 6), DraftBudget(1, 1)):
+            trees = [
+                source.propose(name, text[: end + 9], budget)
+                for source, name in ((whole, "r"), (parts, f"call {end - 11}"))
+            ]
+            assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
+            assert trees[0].probabilities.tolist() == trees[1].probabilities.tolist()
+    assert len(parts._kept) == 0
+
+
+def test_the_text_of_an_ended_request_is_continued_only_by_its_own_namespace_and_its_own_beginning():
+    source = PromptSource(PromptDraftConfig())
+    source.start("a", PROMPT, "one")
+    emit(source, "a", PROMPT.tolist(), [60, 61])
+    source.stop("a")
+    longer = np.asarray([*PROMPT, 60, 61, 60], np.int32)
+    source.start("of another", longer, "two")
+    source.start("shorter", longer[:-2], "one")
+    other = longer.copy()
+    other[3] = 99
+    source.start("differs", other, "one")
+    assert len(source._kept) == 1
+    source.start("continues", longer, "one")
+    assert not source._kept
+    assert drafted(source, "continues", longer.tolist(), 1) == [61]
+    assert 12 not in drafted(source, "differs", [*other[:-1].tolist(), 11], 1)
+
+
+def test_a_bounded_number_of_ended_texts_is_kept():
+    source = PromptSource(PromptDraftConfig())
+    for number in range(3 * MAX_KEPT):
+        source.start(str(number), np.asarray([number, 1, 2], np.int32), "")
+        source.stop(str(number))
+    assert len(source._kept) == MAX_KEPT
+    source.start("long", np.zeros(MAX_KEPT_TOKENS + 1, np.int32), "")
+    source.stop("long")
+    assert not source._kept
 
 
 def test_requests_interleave_and_each_keeps_its_own_text():
