@@ -28,8 +28,7 @@ from pipeline.triton_models.call_results import (
 from pipeline.triton_models.call_tensors import call_tensors, first_end_id, late_ids, stop_tokens
 from pipeline.triton_models.engine_binding import EngineBinding
 from pipeline.triton_models.fair_slots import HeldSlot
-from pipeline.triton_models.guide_tensors import wanted_outputs
-from pipeline.triton_models.piece import LogitPieces, Piece
+from pipeline.triton_models.piece import LOGIT_OUTPUTS, LogitPieces, Piece
 from pipeline.triton_models.steps import (
     LONGEST_PIECE,
     MOST_STEPS,
@@ -164,7 +163,9 @@ class Generation:
     async def _called(self, step: Step) -> AsyncGenerator[Piece, None]:
         """Yield the response to one call as one piece."""
         num_before = len(self.output_ids)
-        outputs = self.engine.traits.outputs + wanted_outputs(self.request.wanted, of_prompt=not self.num_calls)
+        outputs, wanted = self.engine.traits.outputs, self.request.wanted
+        if wanted.of_output or wanted.of_prompt:
+            outputs += LOGIT_OUTPUTS
         response, started = await self.engine.response(
             self._tensors(step), outputs, self._call_id, has_begun=self.num_calls > 0
         )

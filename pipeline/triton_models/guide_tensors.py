@@ -62,24 +62,6 @@ def wanted_tensors(wanted: LogitsWanted, of_prompt: bool) -> dict[str, Array]:
     return tensors | {"num_top_logprobs": int_tensor(wanted.num_top)} if wanted.num_top else tensors
 
 
-def wanted_outputs(wanted: LogitsWanted, of_prompt: bool) -> tuple[str, ...]:
-    """Names of the outputs that the request asks for. of_prompt: include those about the prompt."""
-    names: list[str] = []
-    if wanted.log_probs:
-        names += ["output_log_probs", "cum_log_probs"]
-        if wanted.num_top:
-            names += ["top_logprob_ids", "top_logprobs"]
-        if wanted.prompt and of_prompt:
-            names.append("prompt_log_probs")
-            if wanted.num_top:
-                names += ["prompt_top_logprob_ids", "prompt_top_logprobs"]
-    if wanted.generation_logits:
-        names.append("generation_logits")
-    if wanted.context_logits and of_prompt:
-        names.append("context_logits")
-    return tuple(names)
-
-
 @dataclass(slots=True)
 class LogitOutputs:
     """Collects the logits and log probabilities of a request's steps, and makes the output tensors. wanted, prompt_ids:

@@ -14,6 +14,8 @@ from pipeline.triton_models.tensors import Array, Tensors, float_tensor
 
 # Outputs with a row per token, and the axis of the tokens.
 _AXES = {"output_log_probs": 2, "generation_logits": 2, "top_logprob_ids": 1, "top_logprobs": 1}
+# Outputs that a call names if its request asks for any of them. A response has those that were asked for.
+LOGIT_OUTPUTS = (*_AXES, *PROMPT_OUTPUTS)
 
 
 @dataclass(slots=True)
