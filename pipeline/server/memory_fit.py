@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pipeline.checkpoint.architectures import UNQUANTIZED
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.build import stored_bytes, weight_bytes
@@ -59,7 +60,7 @@ def memory_fit(resolved: ResolvedConfig, available: int, built_bytes: int = 0) -
 def _alternatives(resolved: ResolvedConfig) -> Iterator[tuple[str, ResolvedConfig]]:
     """Overrides that need less memory, in the order of the change that they make, and the configs with them."""
     yield "", resolved
-    if resolved.profile.engine.quantization == "none":
-        if resolved.dtype == "float32":
-            yield "model.dtype=bfloat16", resolved.model_copy(update={"dtype": "bfloat16"})
-        yield "engine.quantization=int8", resolved.with_settings("engine", quantization="int8")
+    if resolved.dtype == "float32" and resolved.profile.engine.quantization == "none":
+        yield "model.dtype=bfloat16", resolved.model_copy(update={"dtype": "bfloat16"})
+        if resolved.model.architecture not in UNQUANTIZED:
+            yield "engine.quantization=int8", resolved.with_settings("engine", quantization="int8")

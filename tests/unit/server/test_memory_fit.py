@@ -21,8 +21,8 @@ GB = 10**9
 NO_GPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
 
 
-def on_cpu(model: str, profile: str) -> ResolvedConfig:
-    overrides = ("device=cpu", "backend=torch")
+def on_cpu(model: str, profile: str, *more: str) -> ResolvedConfig:
+    overrides = ("device=cpu", "backend=torch", *more)
     return resolve_config(model, profile, overrides, where=WHERE, hardware=NO_GPU, backend_rules=False)
 
 
@@ -82,6 +82,13 @@ def test_a_built_engine_counts_with_its_size() -> None:
     for config in (resolved, unknown):
         assert memory_fit(config, needed - 1, 5 * GB) == (needed, "model.dtype=bfloat16")
         assert memory_fit(config, needed // 3, 5 * GB).setting == "engine.quantization=int8"
+
+
+@pytest.mark.parametrize("override", ["model.dtype=bfloat16", "model.architecture=MixtralForCausalLM"])
+def test_no_setting_is_named_that_a_build_refuses(override: str) -> None:
+    resolved = on_cpu("llama2-7b", "latency", override)
+    assert memory_fit(resolved, 29 * GB).setting is None
+    assert memory_fit(resolved, 20 * GB, 20 * GB).setting != "engine.quantization=int8"
 
 
 def test_a_large_kv_cache_fits_in_sixteen_bit() -> None:
