@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pipeline.bench.concurrency import measure_concurrency
 from pipeline.bench.contenders.baselines import BASELINES, load_baselines
-from pipeline.bench.contenders.contender import Contender
-from pipeline.bench.contenders.in_process import open_in_process
+from pipeline.bench.contenders.contender import Contender, SchedulerContender
+from pipeline.bench.contenders.in_process import codec_of, open_in_process
 from pipeline.bench.contenders.llama_cpp import LLAMA_CPP_BASELINES, check_llama_cpp, load_llama_cpp
 from pipeline.bench.contenders.remote import RemoteContender
 from pipeline.bench.data.workload import Prompt, WorkloadRow, first_prompts, prompt_ids_of
@@ -22,7 +22,7 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.config.threads import num_threads
 from pipeline.decoding.cost import CostPoint
 from pipeline.engine.artifact import Artifact
-from pipeline.engine.backend import backend_of
+from pipeline.engine.backend import Note, backend_of
 from pipeline.engine.cost_curve import cost_curve_path
 from pipeline.engine.machine_load import LoadMeter
 from pipeline.engine.traits import TargetTraits
@@ -42,14 +42,6 @@ class BenchPlan:
     concurrency: tuple[int, ...] = ()
     cost_curve: bool = False
     url: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Callbacks of a run. on_record: called after each request. on_note: called with remarks."""
-
-    on_record: Callable[[RequestRecord], None] = lambda record: None
-    on_note: Callable[[str], None] = lambda text: None
 
 
 def check_plan(resolved: ResolvedConfig, rows: Sequence[WorkloadRow], plan: BenchPlan, options: MeasureOptions) -> None:
@@ -130,37 +122,38 @@ def num_requests(rows: Sequence[WorkloadRow], plan: BenchPlan, options: MeasureO
 
 def run_bench(
     artifact: Artifact,
-    codec: TextCodec,
     rows: Sequence[WorkloadRow],
     plan: BenchPlan,
     options: MeasureOptions,
-    progress: Progress,
+    on_record: Callable[[RequestRecord], None] = lambda record: None,
+    note: Note = lambda text: None,
 ) -> BenchResults:
     """Measure a plan that `check_plan` accepts and return the results. A cost curve is also stored beside the artifact.
     Raises UserError for a prompt that is too long."""
+    codec = codec_of(artifact)
+    options = replace(options, end_ids=codec.end_ids)
     check_lengths(codec, rows, longest_prompt(artifact.resolved, plan), options)
     records: list[RequestRecord] = []
     concurrency: list[ConcurrencyRow] = []
     points: list[CostPoint] = []
     meter = LoadMeter() if plan.url is None else None  # a server counts as another program
-    if plan.url is not None:
-        remotes = [RemoteContender(strategy, plan.url) for strategy in plan.strategies]
-        records = _measure([*remotes], artifact, codec, rows, plan, options, progress)
-    else:
-        points = _cost_curve(artifact, progress) if plan.cost_curve else []
+    in_process: list[SchedulerContender] = []
+    if plan.url is None:
+        points = _cost_curve(artifact, note) if plan.cost_curve else []
         opened = open_in_process(artifact)
-        ours = [opened.contender(strategy) for strategy in plan.strategies]
-        if rows:
-            records = _measure([*ours], artifact, codec, rows, plan, options, progress)
-        if rows and plan.concurrency:
-            prompts = first_prompts(codec, rows, options.raw)
-            concurrency = measure_concurrency(
-                ours,
-                prompts,
-                plan.concurrency,
-                options,
-                lambda level, strategy: progress.on_note(f"{strategy}, requests in flight: {level}"),
-            )
+        in_process = [opened.contender(strategy) for strategy in plan.strategies]
+    if rows:
+        remote = [] if plan.url is None else [RemoteContender(strategy, plan.url) for strategy in plan.strategies]
+        contenders: list[Contender] = [*in_process, *remote, *_baselines(artifact, plan)]
+        records = measure(contenders, rows, codec, options, on_record)
+    if rows and plan.concurrency:
+        concurrency = measure_concurrency(
+            in_process,
+            first_prompts(codec, rows, options.raw),
+            plan.concurrency,
+            options,
+            lambda level, strategy: note(f"{strategy}, requests in flight: {level}"),
+        )
     return BenchResults(
         manifest=manifest_of(artifact, config_of(artifact, plan, options)),
         requests=records,
@@ -194,36 +187,31 @@ def config_of(artifact: Artifact, plan: BenchPlan, options: MeasureOptions) -> d
     }
 
 
-def _measure(
-    contenders: list[Contender],
-    artifact: Artifact,
-    codec: TextCodec,
-    rows: Sequence[WorkloadRow],
-    plan: BenchPlan,
-    options: MeasureOptions,
-    progress: Progress,
-) -> list[RequestRecord]:
-    resolved = artifact.resolved
-    profile, quantization = resolved.profile, resolved.profile.engine.quantization
+def _baselines(artifact: Artifact, plan: BenchPlan) -> list[Contender]:
+    resolved, profile = artifact.resolved, artifact.resolved.profile
     max_seq_len = min(traits.max_seq_len for traits in _targets(resolved, plan))
     transformers = [name for name in plan.baselines if name in BASELINES]
-    contenders += load_baselines(
-        transformers, artifact.engine_dir, resolved.dtype, resolved.device, max_seq_len, quantization
-    )
     llama_cpp = [name for name in plan.baselines if name in LLAMA_CPP_BASELINES]
-    contenders += load_llama_cpp(
-        llama_cpp, resolved.model, places().cache, max_seq_len, num_threads(profile.server.replicas)
-    )
-    return measure(contenders, rows, codec, options, progress.on_record)
+    return [
+        *load_baselines(
+            transformers,
+            artifact.engine_dir,
+            resolved.dtype,
+            resolved.device,
+            max_seq_len,
+            profile.engine.quantization,
+        ),
+        *load_llama_cpp(llama_cpp, resolved.model, places().cache, max_seq_len, num_threads(profile.server.replicas)),
+    ]
 
 
-def _cost_curve(artifact: Artifact, progress: Progress) -> list[CostPoint]:
+def _cost_curve(artifact: Artifact, note: Note) -> list[CostPoint]:
     def note_point(point: CostPoint) -> None:
-        progress.on_note(
+        note(
             f"pass of {point.num_tokens} tokens, {point.batch_size} sequences, context {point.context_len}: "
             f"{1000 * point.seconds:.1f} ms"
         )
 
     stored = measure_cost_curve(artifact, on_point=note_point)
-    progress.on_note(f"cost curve: {cost_curve_path(artifact)}, {stored.to_text()}")
+    note(f"cost curve: {cost_curve_path(artifact)}, {stored.to_text()}")
     return list(stored.points)

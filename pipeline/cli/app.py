@@ -39,7 +39,7 @@ PLUGINS = "lookahead.commands"
 
 GROUPS = (
     *("models", "doctor", "build", "repo", "server", "key", "clients"),
-    *("bench", "verify", "tune", "trie", "validate", "dev"),
+    *("bench", "load", "verify", "tune", "trie", "validate", "dev"),
 )
 
 # Panels of `lookahead --help`, by the user's task.

@@ -1,12 +1,10 @@
-"""The commands that measure: bench, load, front-door, report."""
+"""The commands bench and report."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -16,9 +14,9 @@ from pipeline.cli.list_options import numbers, one_of, words
 from pipeline.cli.options import (
     DEFAULT_MODEL,
     DEFAULT_PROFILE,
+    MOST_REQUESTS,
     AllowRemote,
     Data,
-    Json,
     MaxNewTokens,
     Model,
     Profile,
@@ -35,22 +33,13 @@ from pipeline.cli.options import (
     require_in_process,
     resolve,
 )
-from pipeline.config.places import places
 from pipeline.config.threads import wait_by_default
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
-    from pipeline.bench.bench import BenchPlan
-    from pipeline.bench.data.workload import WorkloadRow
-    from pipeline.bench.load import LoadResult
-    from pipeline.bench.measure import MeasureOptions
-    from pipeline.bench.report.results import BenchResults
-    from pipeline.engine.artifact import Artifact
-    from pipeline.triton_models.text_codec import TextCodec
+    from pipeline.bench.report.results import BenchResults, RequestRecord
 
 
-# Limit of requests in flight: each has a thread in this process.
-MOST_REQUESTS = 1024
 # Options that have an effect with --grammar, and those with which --cost-curve measures nothing else.
 _OF_ENGINE = {"model", "profile", "overrides", "json_path"}
 _OF_GRAMMAR = _OF_ENGINE | {
@@ -81,8 +70,6 @@ Grammar = Annotated[
 
 def register(app: typer.Typer) -> None:
     app.command()(bench)
-    app.command()(load)
-    app.command()(front_door)
     app.command()(report)
 
 
@@ -115,8 +102,8 @@ def bench(
     json_path: Annotated[Path | None, typer.Option("--json", help="File for all measurements, as JSON.")] = None,
 ) -> None:
     """Measure strategies against plain decoding, interleaved in one process, and check every output."""
-    from pipeline.bench.bench import BenchPlan, check_plan
-    from pipeline.bench.contenders.in_process import choose_strategies, codec_of
+    from pipeline.bench.bench import BenchPlan, check_plan, num_requests, run_bench
+    from pipeline.bench.contenders.in_process import choose_strategies
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.grammar import DEFAULT_SCHEMAS, load_schemas
     from pipeline.bench.measure import MeasureOptions
@@ -158,21 +145,15 @@ def bench(
     if url is None:
         require_in_process(resolved, "bench without --url")
     artifact = built_artifact(resolved)
-    codec = codec_of(artifact)
-    results = _measure(artifact, codec, rows, plan, replace(options, end_ids=codec.end_ids))
+    with output.steps("measuring", num_requests(rows, plan, options)) as step:
+
+        def on_record(record: RequestRecord) -> None:
+            step(f"{record.id} {record.strategy}")
+
+        results = run_bench(artifact, rows, plan, options, on_record, output.note)
     if json_path is not None:
         save_json(json_path, results)
     show_results(results)
-
-
-def _measure(
-    artifact: Artifact, codec: TextCodec, rows: list[WorkloadRow], plan: BenchPlan, options: MeasureOptions
-) -> BenchResults:
-    from pipeline.bench.bench import Progress, num_requests, run_bench
-
-    with output.steps("measuring", num_requests(rows, plan, options)) as step:
-        progress = Progress(lambda record: step(f"{record.id} {record.strategy}"), output.note)
-        return run_bench(artifact, codec, rows, plan, options, progress)
 
 
 def show_results(results: BenchResults) -> None:
@@ -183,93 +164,6 @@ def show_results(results: BenchResults) -> None:
             output.table(section.table.columns, section.table.rows, section.title)
     if results.summary:
         output.say(headline(results).replace("**", "").replace("`", ""))  # a terminal shows no Markdown
-
-
-def load(
-    url: Annotated[
-        str | None, typer.Option("--url", help="gRPC address of the server, host:port; default: the running one.")
-    ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=MOST_REQUESTS, help="Number of clients.")] = 4,
-    duration: Annotated[float, typer.Option("--duration", min=0.1, help="Duration of sending, in seconds.")] = 30.0,
-    max_requests: Annotated[
-        int | None, typer.Option("--max-requests", min=1, help="Number of requests after which the run ends.")
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option("--rate", min=0.01, help="Maximum requests per second of all clients together.")
-    ] = None,
-    data: Data = None,
-    strategies: Annotated[
-        str | None,
-        typer.Option("--strategies", help="Strategies to use in turn; default: the one of the server's profile."),
-    ] = None,
-    max_new_tokens: MaxNewTokens = 64,
-    raw: Raw = False,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
-    allow_remote: AllowRemote = False,
-    as_json: Json = False,
-) -> None:
-    """Measure latencies and errors of a running server under load; each client sends one request at a time.
-
-    Exit code 1 if a request failed, or did not end within half a minute after the duration.
-    """
-    from pipeline.bench.contenders.remote import generate, query_of
-    from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
-    from pipeline.bench.load import LoadPlan, run_load, summary_of
-    from pipeline.decoding.request import SamplingParams
-    from pipeline.decoding.strategy import STRATEGIES
-    from pipeline.server.startup import run_dir
-    from pipeline.server.state import require_server
-
-    rows = load_workload(data or DEFAULT_PROMPTS)
-    target = url or require_server(run_dir(places()), takes_url=True).grpc_url
-    check_url(target, allow_remote)
-    names: list[str | None] = [None] if strategies is None else [*words("--strategies", strategies)]
-    for name in filter(None, names):
-        one_of("--strategies", name, STRATEGIES)
-    sampling = SamplingParams(temperature=temperature, seed=seed)
-    queries = [query_of(row.first_prompt(raw), max_new_tokens, name, sampling) for row in rows for name in names]
-    plan = LoadPlan(concurrency, duration, max_requests, rate)
-    with output.steps("sending", max_requests) as step:
-
-        def on_answer(result: LoadResult) -> None:
-            step(f"{result.num_requests} done, {sum(result.errors.values())} errors")
-
-        summary = summary_of(run_load(partial(generate, target), queries, plan, on_answer))
-    if as_json:
-        output.print_json({"url": target, "concurrency": concurrency, **summary})
-    else:
-        output.table(["figure", "value"], [(name, _shown(value)) for name, value in summary.items()])
-    if summary["errors"]:
-        raise typer.Exit(1)
-
-
-def front_door(
-    num_requests: Annotated[
-        int, typer.Option("--requests", min=1, help="Number of requests through each interface.")
-    ] = 100,
-    as_json: Json = False,
-) -> None:
-    """Compare time to first token through the OpenAI API and the gateway with Triton itself, on the running server.
-
-    Sends one request at a time, to each in turn. The API key is LOOKAHEAD_API_KEY."""
-    from pipeline.bench.front_door import cost_of, times_to_first_token, ways_to
-    from pipeline.dynamo.fleet import openai_url
-    from pipeline.server.startup import run_dir
-    from pipeline.server.state import require_server
-
-    folder = run_dir(places())
-    ways = ways_to(require_server(folder), openai_url(folder))
-    with output.steps("asking", num_requests * len(ways)) as step:
-        costs = cost_of(times_to_first_token(ways, num_requests, step))
-    if as_json:
-        output.print_json({"requests": num_requests, "ways": costs})
-        return
-    rows = [
-        (name, *(f"{cost[figure]:.1f}" for figure in ("median_ms", "p90_ms", "added_ms")))
-        for name, cost in costs.items()
-    ]
-    output.table(["time to first token", "median ms", "90 % below ms", "added ms"], rows)
 
 
 def report(
@@ -305,9 +199,3 @@ def report(
             output.note(f"wrote {path}")
     if html is None and markdown is None and svg is None:
         output.say(markdown_of(loaded))
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {entry}" for name, entry in value.items()) or "-"
-    return "-" if value is None else str(value)

@@ -77,7 +77,7 @@ def require_matching(
         if guide.kind == "json_schema" and not matches(json.loads(guide.text), opened.decode(ids))
     ]
     for text in wrong:
-        output.say(f"does not match the schema: {text}")
+        output.note(f"does not match the schema: {text}")
     if wrong:
         raise typer.Exit(1)
     return len(finished), len(references)

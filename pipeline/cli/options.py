@@ -20,6 +20,8 @@ DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PROFILE = "latency"
 # Largest draft tree that can be measured: the largest for which an engine can be built.
 MOST_DRAFT_TOKENS = 2048
+# Limit of requests in flight: each has a thread in this process.
+MOST_REQUESTS = 1024
 
 Model = Annotated[
     str,

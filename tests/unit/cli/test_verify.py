@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -50,9 +51,25 @@ def test_rounding_explains_no_difference_in_the_lean_pass(
         found.append(epsilon)
         return [], {}
 
-    monkeypatch.setattr("pipeline.bench.verify.verify.verify_in_process", verified)
+    monkeypatch.setattr("pipeline.cli.verify_engine.verify_in_process", verified)
     for command in (["engine"], ["verify", "--quick", "--no-server"]):
         with pytest.raises(SystemExit) as caught:
             cli.main([*command, *words])
         assert caught.value.code in (0, None)
     assert found == [expected]
+
+
+def test_with_json_stdout_holds_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence about the grammar was printed before the JSON."""
+    monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path))
+    (tmp_path / "digits.regex").write_text("[0-9]{1,3}")
+    words = [f"--set={value}" for value in ("backend=torch", "device=cpu", "drafting.planner=fixed")]
+    words += ["--model=tiny-random-llama", "--num-prompts=1", "--max-new-tokens=4", "--strategies=trie", "--json"]
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["verify", "--grammar", str(tmp_path / "digits.regex"), *words])
+    assert caught.value.code in (0, None)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["lossless"] is True
+    assert "grammar: " in printed.err

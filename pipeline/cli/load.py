@@ -1,0 +1,114 @@
+"""The commands that measure a running server: load, front-door."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.list_options import one_of, words
+from pipeline.cli.options import MOST_REQUESTS, AllowRemote, Data, Json, MaxNewTokens, Raw, Seed, Temperature, check_url
+from pipeline.config.places import places
+
+if TYPE_CHECKING:
+    from pipeline.bench.load import LoadResult
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(load)
+    app.command()(front_door)
+
+
+def load(
+    url: Annotated[
+        str | None, typer.Option("--url", help="gRPC address of the server, host:port; default: the running one.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=MOST_REQUESTS, help="Number of clients.")] = 4,
+    duration: Annotated[float, typer.Option("--duration", min=0.1, help="Duration of sending, in seconds.")] = 30.0,
+    max_requests: Annotated[
+        int | None, typer.Option("--max-requests", min=1, help="Number of requests after which the run ends.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", min=0.01, help="Maximum requests per second of all clients together.")
+    ] = None,
+    data: Data = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option("--strategies", help="Strategies to use in turn; default: the one of the server's profile."),
+    ] = None,
+    max_new_tokens: MaxNewTokens = 64,
+    raw: Raw = False,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    allow_remote: AllowRemote = False,
+    as_json: Json = False,
+) -> None:
+    """Measure latencies and errors of a running server under load; each client sends one request at a time.
+
+    Exit code 1 if a request failed, or did not end within half a minute after the duration.
+    """
+    from pipeline.bench.contenders.remote import generate, query_of
+    from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
+    from pipeline.bench.load import LoadPlan, run_load, summary_of
+    from pipeline.decoding.request import SamplingParams
+    from pipeline.decoding.strategy import STRATEGIES
+    from pipeline.server.startup import run_dir
+    from pipeline.server.state import require_server
+
+    rows = load_workload(data or DEFAULT_PROMPTS)
+    target = url or require_server(run_dir(places()), takes_url=True).grpc_url
+    check_url(target, allow_remote)
+    names: list[str | None] = [None] if strategies is None else [*words("--strategies", strategies)]
+    for name in filter(None, names):
+        one_of("--strategies", name, STRATEGIES)
+    sampling = SamplingParams(temperature=temperature, seed=seed)
+    queries = [query_of(row.first_prompt(raw), max_new_tokens, name, sampling) for row in rows for name in names]
+    plan = LoadPlan(concurrency, duration, max_requests, rate)
+    with output.steps("sending", max_requests) as step:
+
+        def on_answer(result: LoadResult) -> None:
+            step(f"{result.num_requests} done, {sum(result.errors.values())} errors")
+
+        summary = summary_of(run_load(partial(generate, target), queries, plan, on_answer))
+    if as_json:
+        output.print_json({"url": target, "concurrency": concurrency, **summary})
+    else:
+        output.table(["figure", "value"], [(name, _shown(value)) for name, value in summary.items()])
+    if summary["errors"]:
+        raise typer.Exit(1)
+
+
+def front_door(
+    num_requests: Annotated[
+        int, typer.Option("--requests", min=1, help="Number of requests through each interface.")
+    ] = 100,
+    as_json: Json = False,
+) -> None:
+    """Compare time to first token through the OpenAI API and the gateway with Triton itself, on the running server.
+
+    Sends one request at a time, to each in turn. The API key is LOOKAHEAD_API_KEY."""
+    from pipeline.bench.front_door import cost_of, times_to_first_token, ways_to
+    from pipeline.dynamo.fleet import openai_url
+    from pipeline.server.startup import run_dir
+    from pipeline.server.state import require_server
+
+    folder = run_dir(places())
+    ways = ways_to(require_server(folder), openai_url(folder))
+    with output.steps("asking", num_requests * len(ways)) as step:
+        costs = cost_of(times_to_first_token(ways, num_requests, step))
+    if as_json:
+        output.print_json({"requests": num_requests, "ways": costs})
+        return
+    rows = [
+        (name, *(f"{cost[figure]:.1f}" for figure in ("median_ms", "p90_ms", "added_ms")))
+        for name, cost in costs.items()
+    ]
+    output.table(["time to first token", "median ms", "90 % below ms", "added ms"], rows)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {entry}" for name, entry in value.items()) or "-"
+    return "-" if value is None else str(value)

@@ -1,0 +1,137 @@
+"""The comparisons of `lookahead verify`, in process and through a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from pipeline.bench.bench import check_lengths
+from pipeline.bench.contenders.in_process import codec_of, open_in_process
+from pipeline.bench.contenders.remote import require_server_of
+from pipeline.bench.data.workload import WorkloadRow, first_prompts
+from pipeline.bench.measure import MeasureOptions
+from pipeline.bench.verify.logits import RecordingEngine
+from pipeline.bench.verify.reference import agreement, load_reference
+from pipeline.bench.verify.remote import judging_config, remote_strategies, verify_remote, verify_server
+from pipeline.bench.verify.verify import Comparison, epsilon_of, verify_in_process
+from pipeline.cli import output
+from pipeline.cli.grammar import require_matching
+from pipeline.config.places import places
+from pipeline.decoding.tree import IntArray
+from pipeline.engine.artifact import Artifact
+from pipeline.engine.build import build_engine
+from pipeline.engine.contract import Engine
+from pipeline.engine.torch.lean.plan import read_plan
+from pipeline.engine.torch.load import load_engine
+from pipeline.errors import ServerError, UserError
+from pipeline.repository.model_config import read
+from pipeline.repository.names import CONFIG, FINGERPRINT, FRONT_MODEL
+from pipeline.server import state as server_state
+from pipeline.server.startup import run_dir
+
+# Greedy outputs of plain decoding: tokens of prompt and output.
+Outputs = Iterable[tuple[IntArray, Sequence[int]]]
+
+
+def server_of(artifact: Artifact) -> str | None:
+    """gRPC address of the server that `lookahead serve` started; None if it does not serve this artifact. Raises
+    UserError if it serves another build of the artifact."""
+    state, manifest = server_state.find_server(run_dir(places())), artifact.manifest
+    if state is None or (state.model, state.profile) != (manifest.model, manifest.profile):
+        return None
+    front = read(Path(state.repository, FRONT_MODEL, CONFIG))
+    if front.parameters[FINGERPRINT].string_value != manifest.fingerprint_digest:
+        raise UserError(
+            f"The running server has an older build of {manifest.model} than {artifact.folder}. Restart it with "
+            "`lookahead stop` and `lookahead serve`, or compare in process with --no-server."
+        )
+    return state.grpc_url
+
+
+def compare_in_process(
+    artifact: Artifact,
+    url: str | None,
+    strategies: Sequence[str],
+    rows: Sequence[WorkloadRow],
+    options: MeasureOptions,
+    logits: bool,
+) -> tuple[list[Comparison], Outputs]:
+    """Run all comparisons in process, and with url also those through that server. Returns them and the greedy outputs
+    of plain decoding. logits: also compare the bits of the logits in process."""
+    has_same_bits = read_plan(artifact.engine_dir) is not None
+    if logits and not has_same_bits:
+        raise UserError(
+            f"--logits needs an engine with the lean pass (docs/architectures.md). transformers computes "
+            f"{artifact.manifest.model} in {artifact.resolved.dtype}, and its rounding depends on the number of rows. "
+            "Leave out --logits."
+        )
+    opened = open_in_process(artifact)
+    recorder = RecordingEngine(opened.engine) if logits else None
+    opened.engine = recorder or opened.engine
+    options = replace(options, end_ids=opened.end_ids)
+    check_lengths(opened.codec, rows, opened.engine.limits.max_seq_len - 1, options)
+    prompts = first_prompts(opened.codec, rows, options.raw)
+    if url is not None:
+        require_server_of(url, prompts[0])  # first, because comparing in process takes minutes
+    reference, *contenders = [opened.contender(strategy) for strategy in strategies]
+    epsilon = epsilon_of(artifact.resolved.dtype, has_same_bits)
+    num_passes = len(strategies) * (2 + (0 if url is None else 2) + logits) - 1
+    with output.steps("comparing", 2 * len(prompts) * num_passes) as step:
+
+        def on_comparison(comparison: Comparison) -> None:
+            step(f"{comparison.prompt_id} {comparison.strategy}")
+
+        comparisons, references = verify_in_process(
+            opened.engine, epsilon, reference, contenders, prompts, options, on_comparison, recorder
+        )
+        if url is not None:
+            comparisons += verify_server(
+                url, opened.engine, epsilon, references, opened.decode, strategies, prompts, options, on_comparison
+            )
+    if options.guide is not None:
+        num_finished, num_outputs = require_matching(options.guide, opened, references)
+        output.note(
+            f"grammar: {num_finished} outputs finished and match, {num_outputs - num_finished} were cut by length"
+        )
+    return comparisons, ((prompt.prompt_ids, references[prompt.prompt_id, "greedy"]) for prompt in prompts)
+
+
+def agreement_of(artifact: Artifact, outputs: Outputs) -> float:
+    """Share of the tokens of greedy outputs that transformers would choose too."""
+    output.note("comparing with transformers and the checkpoint's weights")
+    return agreement(load_reference(artifact.resolved, places()), outputs)
+
+
+def compare_through_server(
+    artifact: Artifact,
+    url: str | None,
+    strategies: Sequence[str] | None,
+    rows: Sequence[WorkloadRow],
+    options: MeasureOptions,
+) -> tuple[list[Comparison], Outputs]:
+    """As `compare_in_process`, with all comparisons through a server. Raises ServerError if there is none."""
+    if url is None:
+        raise ServerError(
+            "This engine runs only in a server, and no server runs it. Start it with `lookahead serve "
+            f"--model {artifact.manifest.model} --profile {artifact.manifest.profile} --background`."
+        )
+    chosen = remote_strategies(artifact.resolved, strategies)
+    codec = codec_of(artifact)
+    prompts = first_prompts(codec, rows, options.raw)
+    options = replace(options, end_ids=codec.end_ids)
+
+    @cache
+    def judge() -> tuple[Engine, float]:
+        output.note("two outputs differ: computing their logits with the torch engine")
+        resolved = judging_config(artifact.resolved, torch.cuda.is_available())
+        engine = load_engine(build_engine(resolved, places(), note=output.note).artifact)
+        return engine, epsilon_of(artifact.resolved.dtype, same_bits=False)
+
+    output.note(f"server: {url}; greedy outputs only, as this backend's sampling depends on the steps of a request")
+    with output.steps("comparing", len(prompts) * (2 * len(chosen) - 1)) as step:
+        comparisons, found = verify_remote(url, judge, chosen, prompts, options, lambda comparison: step("comparing"))
+    return comparisons, ((prompt.prompt_ids, found[prompt.prompt_id]) for prompt in prompts)
