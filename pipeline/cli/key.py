@@ -38,4 +38,5 @@ def key(
     if as_json:
         output.print_json({"key": made, "tenant": entry.tenant, "key_sha256": entry.key_sha256})
         return
-    output.say(f"key: {made}\n- {{tenant: {entry.tenant}, key_sha256: {entry.key_sha256}}}")
+    # Quoted, because YAML reads names such as 123 and on as other types.
+    output.say(f'key: {made}\n- {{tenant: "{entry.tenant}", key_sha256: "{entry.key_sha256}"}}')

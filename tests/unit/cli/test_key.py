@@ -13,9 +13,10 @@ from pipeline.config.schema import ApiKey, ServerConfig
 from tests.integration.command import lookahead
 
 
-def test_a_key_and_the_entry_that_knows_it():
-    made = json.loads(lookahead("key", "alice", "--json").stdout)
-    shown = lookahead("key", "alice").stdout.splitlines()
+@pytest.mark.parametrize("tenant", ["alice", "123", "on"])
+def test_a_key_and_the_entry_that_knows_it(tenant):
+    made = json.loads(lookahead("key", tenant, "--json").stdout)
+    shown = lookahead("key", tenant).stdout.splitlines()
 
     assert hashlib.sha256(made["key"].encode()).hexdigest() == made["key_sha256"]
     (entry,) = yaml.safe_load(shown[1])
