@@ -6,7 +6,7 @@
 # Without PYTHON the first one that fits is used.
 set -eu
 
-venv=$1 named=${2:-} group=${3:-} stamp=$1/.installed here=$(pwd -P)
+venv=$1 named=${2:-} group=${3:-} stamp=$1/.installed here=$(pwd -P) quiet=
 extras=dynamo${group:+,$group}
 
 fail() {
@@ -68,12 +68,14 @@ if [ "$(cat "$stamp" 2>/dev/null)" = "$here" ]; then
         [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ] || compile
     fi
     rm "$stamp"
+    quiet=--quiet  # pip would list each package that is installed already
+    echo "Updating the packages in $venv." >&2
 else
     find_python
     [ "$python" = "${named:-python3}" ] || echo "Using $python; ${found:-there is no python3}." >&2
     "$python" -m venv --clear "$venv" || fail "$python could not make the virtual environment $venv."
 fi
-"$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar on \
+"$venv/bin/python" -m pip install ${quiet:---progress-bar on} --disable-pip-version-check \
     --constraint constraints.txt --editable ".[$extras]" --editable ./research ||
     fail "The packages could not be installed; pip says why above." \
     "Check the network, pip's index settings and the free disk space, and run it again."

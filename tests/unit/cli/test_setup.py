@@ -66,8 +66,9 @@ def test_it_installs_once_and_again_when_the_requirements_changed(folder):
 
     stamp = (folder / ".venv" / ".installed").stat()
     os.utime(folder / "constraints.txt", (stamp.st_atime + 5, stamp.st_mtime + 5))
-    assert setup(folder).returncode == 0
+    assert "Updating the packages in .venv." in setup(folder).stderr
     assert log(folder) == ["made", "installed", "installed"]
+    assert ["--quiet" in line for line in (folder / "pip").read_text().splitlines()] == [False, True]
 
 
 def test_development_tools_come_with_dev_only(folder):
