@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pipeline.config.schema import ApiKey, GatewayConfig
@@ -114,6 +115,7 @@ class Tenants:
             raise Refusal(401, "the API key is not known here")
         return tenant
 
+    @contextmanager
     def admit(
         self,
         tenant: Tenant,
@@ -121,8 +123,8 @@ class Tenants:
         num_output_tokens: int | None,
         max_seq_len: int,
         num_choices: int = 1,
-    ) -> Admission:
-        """Count a request as running until the result is released. num_prompt_bytes: of one prompt. num_output_tokens:
+    ) -> Iterator[None]:
+        """Count a request as running while the block runs. num_prompt_bytes: of one prompt. num_output_tokens:
         limit of the output of one choice; None counts as max_seq_len. num_choices: of all prompts; each counts as a
         request. Raises Refusal: 429 at a tenant's limit, 503 at the server's limit, 400 for a request that alone
         exceeds a limit."""
@@ -141,29 +143,13 @@ class Tenants:
         if tenant.bucket is not None:
             wanted = max_seq_len if num_output_tokens is None else num_output_tokens
             tenant.bucket.take(num_choices * (wanted + -(-num_prompt_bytes // 4)))
-        return Admission(self, tenant, num_choices)
-
-
-class Admission:
-    """The running choices of one admitted request. As a context manager it releases them at the end."""
-
-    def __init__(self, tenants: Tenants, tenant: Tenant, num_requests: int) -> None:
-        self._tenants, self._tenant = tenants, tenant
-        self._num_held = num_requests
-        tenant.num_running += num_requests
-        tenants.num_running += num_requests
-
-    def release(self) -> None:
-        """End the request. A second call does nothing."""
-        self._tenant.num_running -= self._num_held
-        self._tenants.num_running -= self._num_held
-        self._num_held = 0
-
-    def __enter__(self) -> Admission:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
+        tenant.num_running += num_choices
+        self.num_running += num_choices
+        try:
+            yield
+        finally:
+            tenant.num_running -= num_choices
+            self.num_running -= num_choices
 
 
 def bearer_key(authorization: str | None) -> str | None:

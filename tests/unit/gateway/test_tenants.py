@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,12 +11,18 @@ from pydantic import ValidationError
 
 from pipeline.config.schema import GatewayConfig, ServerConfig
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.tenants import MAX_NAMESPACE_BYTES, Tenants, TokenBucket, bearer_key
+from pipeline.gateway.tenants import MAX_NAMESPACE_BYTES, Tenant, Tenants, TokenBucket, bearer_key
 from tests.unit.gateway.gateways import MAX_SEQ_LEN, Clock, api_key
 
 
 def tenants_of(*keys, clock=None, **config):
     return Tenants(keys, GatewayConfig(**config), clock or Clock())
+
+
+def admit(tenants: Tenants, tenant: Tenant, num_output_tokens: int | None, num_prompt_bytes: int = 0) -> None:
+    """A request that ends at once."""
+    with tenants.admit(tenant, num_prompt_bytes, num_output_tokens, MAX_SEQ_LEN):
+        pass
 
 
 def test_without_keys_everybody_is_one_tenant():
@@ -69,14 +77,16 @@ def test_number_and_length_of_namespaces_are_bounded():
 def test_requests_at_once_are_limited_per_tenant_and_in_all():
     tenants = tenants_of(api_key("a", max_concurrent_requests=1), api_key("b"), max_concurrent_requests=2)
     a, b = tenants.of_key("a"), tenants.of_key("b")
-    first, _ = tenants.admit(a, 0, 1, MAX_SEQ_LEN), tenants.admit(b, 0, 1, MAX_SEQ_LEN)
+    first, second = ExitStack(), ExitStack()
+    for held, tenant in ((first, a), (second, b)):
+        held.enter_context(tenants.admit(tenant, 0, 1, MAX_SEQ_LEN))
 
     with pytest.raises(Refusal) as of_tenant:
-        tenants.admit(a, 0, 1, MAX_SEQ_LEN)
+        admit(tenants, a, 1)
     with pytest.raises(Refusal) as of_all:
-        tenants.admit(b, 0, 1, MAX_SEQ_LEN)
-    first.release()
-    first.release()
+        admit(tenants, b, 1)
+    first.close()
+    first.close()
 
     assert (of_tenant.value.status, of_all.value.status) == (429, 503)
     assert of_tenant.value.retry_after_s is not None
@@ -91,12 +101,12 @@ def test_tokens_a_minute_are_those_of_prompt_and_output():
     tenants = tenants_of(api_key("a", max_tokens_per_minute=200), clock=clock)
     tenant = tenants.of_key("a")
 
-    tenants.admit(tenant, 10, 97, MAX_SEQ_LEN).release()  # 97 and three for ten bytes
-    tenants.admit(tenant, 0, None, MAX_SEQ_LEN).release()  # all that the engine holds
+    admit(tenants, tenant, 97, num_prompt_bytes=10)  # 97 and three for ten bytes
+    admit(tenants, tenant, None)  # all that the engine holds
     with pytest.raises(Refusal) as refused:
-        tenants.admit(tenant, 0, 10, MAX_SEQ_LEN)
+        admit(tenants, tenant, 10)
     clock.now += refused.value.retry_after_s
-    tenants.admit(tenant, 0, 10, MAX_SEQ_LEN)
+    admit(tenants, tenant, 10)
 
     assert (refused.value.status, refused.value.retry_after_s) == (429, 3)
 
@@ -105,7 +115,7 @@ def test_a_request_beyond_a_minutes_tokens_gets_no_retry_after():
     tenants = tenants_of(api_key("a", max_tokens_per_minute=50))
 
     with pytest.raises(Refusal, match="allows 50 a minute") as refused:
-        tenants.admit(tenants.of_key("a"), 0, 51, MAX_SEQ_LEN)
+        admit(tenants, tenants.of_key("a"), 51)
 
     assert (refused.value.status, refused.value.retry_after_s) == (400, None)
 
