@@ -60,16 +60,19 @@ def score_texts(
 
 
 def agreement(mine: Scores, others: Scores) -> float:
-    """Share of positions at which both engines have the same most probable token. Raises UserError if the texts
-    differ."""
-    if [text.token_ids for text in mine.texts] != [text.token_ids for text in others.texts]:
-        raise UserError("The two sets of scores are of different texts or tokenizers; use the same --data for both.")
+    """Share of positions at which both engines have the same most probable token. Both have scored the same texts."""
     same = sum(
         left == right
         for one, other in zip(mine.texts, others.texts, strict=True)
         for left, right in zip(one.choices, other.choices, strict=True)
     )
     return same / mine.num_tokens
+
+
+def require_same_texts(texts: Sequence[tuple[str, IntArray]], others: Scores, max_seq_len: int) -> None:
+    """Raise UserError if others are not the scores of these (id, tokens) texts."""
+    if [tuple(tokens[:max_seq_len].tolist()) for _, tokens in texts] != [text.token_ids for text in others.texts]:
+        raise UserError("The two sets of scores are of different texts or tokenizers; use the same --data for both.")
 
 
 def load_scores(path: Path) -> Scores:

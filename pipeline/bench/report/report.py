@@ -120,7 +120,7 @@ def _identity(rows: Sequence[SummaryRow | ConcurrencyRow], results: BenchResults
     if not total:
         return []
     if identical == total:
-        return [f"All {total} outputs compared with those of `{results.baseline}` are token for token the same."]
+        return [f"{total} of {total} outputs are token for token those of `{results.baseline}`."]
     sentences = [f"**{total - identical} of {total} outputs differ from those of `{results.baseline}`.**"]
     if results.manifest.get("config", {}).get("dtype") in ("float16", "bfloat16"):
         sentences.append("`lookahead verify` tells whether rounding in 16 bit explains that.")

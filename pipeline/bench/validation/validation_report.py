@@ -118,18 +118,13 @@ def _engine_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _details_of_check(check: Mapping[str, Any]) -> Iterator[str]:
-    if "largest_logit_gap" in check:
-        gaps = check["largest_logit_gap"].items()
-        yield "Largest difference of a node's logits, in a tree against its path alone: " + ", ".join(
-            f"{gap:.2g} in {dtype}" for dtype, gap in gaps
-        )
-        yield ""
+    """Every value of a check that is a table: of verdicts, or of figures by name."""
     if "columns" in check:
-        yield markdown_table(check["columns"], check["rows"])
-    for key in ("speeds", "points", "table"):
-        if rows := check.get(key):
-            yield ""
-            yield markdown_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
-    if "summary" in check:
-        yield ""
-        yield markdown_table(tuple(check["summary"]), [tuple(check["summary"].values())])
+        yield markdown_table(check["columns"], check["rows"]) + "\n"
+    for name, value in check.items():
+        rows = value if isinstance(value, list) else [value]
+        if rows and all(isinstance(row, dict) for row in rows):
+            shown = [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values()] for row in rows]
+            yield f"{name.replace('_', ' ')}:\n\n{markdown_table(tuple(rows[0]), shown)}\n"
+    if "agreement" in check:
+        yield f"agreement with transformers: {check['agreement']:.0%}"

@@ -23,7 +23,7 @@ def perplexity(
     ] = None,
 ) -> None:
     """Measure the perplexity of an engine over the prompts of a data file as plain texts."""
-    from lookahead_research.perplexity import Scores, agreement, load_scores, score_texts
+    from lookahead_research.perplexity import Scores, agreement, load_scores, require_same_texts, score_texts
     from pipeline.bench.contenders.in_process import open_in_process
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.report.results import require_writable
@@ -42,6 +42,8 @@ def perplexity(
     texts = [(row.row_id, opened.codec.encode(" ".join((row.system, *row.turns)).strip())) for row in rows]
     if not (texts := [(text_id, tokens) for text_id, tokens in texts if len(tokens) > 1]):
         raise UserError("No text has two tokens, so nothing can be predicted; give longer ones with --data.")
+    if others is not None:
+        require_same_texts(texts, others, opened.engine.limits.max_seq_len)
     with output.steps("scoring", len(texts)) as step:
         scored = score_texts(opened.engine, texts, step)
     resolved = opened.artifact.resolved

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lookahead_research.perplexity import Scores, TextScore, agreement, load_scores, score_texts
+from lookahead_research.perplexity import Scores, TextScore, agreement, load_scores, require_same_texts, score_texts
 
 from pipeline.errors import UserError
 from tests.fakes import VOCAB_SIZE, TableEngine, table_logits
@@ -47,8 +47,14 @@ def test_agreement_counts_equal_choices_of_the_same_texts() -> None:
     one = scores([TextScore(text_id="a", token_ids=(1, 2, 3, 4, 5), nll=1.0, choices=(7, 7, 7, 7))])
     other = scores([TextScore(text_id="a", token_ids=(1, 2, 3, 4, 5), nll=1.0, choices=(7, 8, 7, 7))])
     assert agreement(one, other) == 0.75
-    with pytest.raises(UserError, match="different texts"):
-        agreement(one, scores([TextScore(text_id="a", token_ids=(1, 2), nll=1.0, choices=(7,))]))
+
+
+def test_scores_of_other_texts_are_refused_before_anything_is_scored() -> None:
+    known = scores([TextScore(text_id="a", token_ids=(1, 2, 3), nll=1.0, choices=(7, 7))])
+    require_same_texts([("a", np.asarray([1, 2, 3, 4], np.int32))], known, max_seq_len=3)
+    for tokens in ([1, 2], [1, 2, 4]):
+        with pytest.raises(UserError, match="different texts"):
+            require_same_texts([("a", np.asarray(tokens, np.int32))], known, max_seq_len=3)
 
 
 def test_scores_load_again_and_other_files_are_refused(tmp_path: Path) -> None:

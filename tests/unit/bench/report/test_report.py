@@ -89,7 +89,7 @@ def test_the_headline_names_the_fastest_strategy_its_interval_and_identity() -> 
     text = headline(results())
     assert "`trie` is fastest: 2.00 times `none` (2.00 to 2.00)" in text
     assert "2.00 tokens per step over 6 prompts" in text
-    assert "All 6 outputs compared with those of `none` are token for token the same." in text
+    assert "6 of 6 outputs are token for token those of `none`." in text
 
 
 def test_plain_decoding_alone_has_nothing_to_compare() -> None:
@@ -135,7 +135,7 @@ def test_a_baseline_whose_outputs_differ_is_no_fault_of_ours() -> None:
     manifest = {"config": {"baselines": ["hf"]}}
     text = headline(BenchResults(manifest=manifest, requests=records, summary=summarize(records)))
     assert "3 of 3 outputs of `hf` differ." in text
-    assert "All 3 outputs compared with those of `none` are token for token the same." in text
+    assert "3 of 3 outputs are token for token those of `none`." in text
 
 
 def test_a_strategy_whose_interval_includes_1_is_not_called_fastest() -> None:
