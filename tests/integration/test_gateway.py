@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -298,4 +297,4 @@ def test_tensors_of_the_wrong_shape_get_a_sentence_by_grpc(closed):
 
 def test_the_spec_with_the_key_is_for_its_owner_only(closed: RunningServer, served: PreparedServer):
     for path in (closed.run_dir / "services" / "gateway" / "gateway.json", closed.run_dir / "server.json"):
-        assert Path(path).stat().st_mode & 0o077 == 0
+        assert path.stat().st_mode & 0o077 == 0

@@ -1,0 +1,119 @@
+"""The process of the gateway: its spec, its metrics and its logs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import httpx
+
+from pipeline.gateway import __main__ as gateway
+from pipeline.gateway.deployment import Deployments
+from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
+from pipeline.gateway.tenants import Tenants
+from tests.unit.gateway.gateways import (
+    Behind,
+    deployment_of,
+    json_answer,
+    spec_of,
+    until,
+)
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "m", "messages": []}
+
+
+def test_the_gateway_follows_its_spec_and_says_so(tmp_path: Path):
+    async def work() -> list[GatewayStatus]:
+        path, spec = tmp_path / "gateway.json", spec_of()
+        path.write_text(spec.model_dump_json())
+        status_path(path).mkdir()  # cannot be written
+        deployments = Deployments(spec.deployment)
+        following = asyncio.create_task(gateway._follow_spec(deployments, path))
+        statuses: list[GatewayStatus] = []
+
+        def says(number: int) -> bool:
+            if not status_path(path).is_file():
+                return False
+            statuses.append(GatewayStatus.model_validate_json(status_path(path).read_bytes()))
+            return statuses[-1].triton_http == f"triton:{number}"
+
+        await asyncio.sleep(0.3)
+        status_path(path).rmdir()
+        await until(lambda: says(1))
+        held = deployments.current.in_use()
+        held.__enter__()
+        path.write_text("{")  # half written
+        await asyncio.sleep(0.3)
+        path.write_text(
+            GatewaySpec.model_validate(spec.model_dump() | {"deployment": deployment_of(2)}).model_dump_json()
+        )
+        await until(lambda: says(2))
+        assert statuses[-1].num_running_earlier == 1
+        held.__exit__(None, None, None)
+        await until(lambda: says(2) and statuses[-1].num_running_earlier == 0)
+        following.cancel()
+        await deployments.close()
+        return statuses
+
+    assert asyncio.run(work())[-1] == GatewayStatus(triton_http="triton:2", num_running_earlier=0)
+
+
+def test_metrics_have_a_port_of_their_own():
+    def act(request: httpx.Request) -> httpx.Response:
+        return json_answer(200, {"of": request.url.host})
+
+    async def work() -> tuple[httpx.Response, httpx.Response]:
+        spec = spec_of()
+        tenants, deployments = Tenants((), spec.config), Deployments(spec.deployment)
+        served = gateway.HttpGateway(spec, tenants, Behind(act).transport, deployments)
+        app = gateway.by_port(served.app(), {9: served.metrics_app()})
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:  # type: ignore[arg-type]
+            return await client.get("http://gateway:9/metrics"), await client.get("http://gateway:8/metrics")
+
+    metrics, elsewhere = asyncio.run(work())
+    assert metrics.json() == {"of": "triton"}
+    assert elsewhere.status_code == 404
+
+
+def test_the_metrics_of_all_replicas_are_one_page():
+    pages = {
+        "first:4": '# HELP a All.\n# TYPE a counter\na{m="x",v="1"} 1\n# HELP b One.\n# TYPE b gauge\nb 2.5\n',
+        "second:4": '# HELP a All.\n# TYPE a counter\na{m="x",v="1"} 3\na{} 4\n# TYPE c gauge\nc{} 5\n',
+    }
+
+    def act(request: httpx.Request) -> httpx.Response:
+        page = pages.get(f"{request.url.host}:{request.url.port}")
+        return httpx.Response(503) if page is None else httpx.Response(200, text=page)
+
+    async def metrics() -> httpx.Response:
+        spec = spec_of()
+        (triton,) = spec.deployment.tritons
+        tritons = [triton.model_copy(update={"metrics": f"{name}:4"}) for name in ("first", "restarting", "second")]
+        deployments = Deployments(spec.deployment.model_copy(update={"tritons": tritons}))
+        served = gateway.HttpGateway(spec, Tenants((), spec.config), Behind(act).transport, deployments)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(served.metrics_app())) as client:  # type: ignore[arg-type]
+            return await client.get("http://gateway:9/metrics")
+
+    assert asyncio.run(metrics()).text.splitlines() == [
+        *("# HELP a All.", "# TYPE a counter"),
+        *('a{replica="1",m="x",v="1"} 1', 'a{replica="3",m="x",v="1"} 3', 'a{replica="3"} 4'),
+        *("# HELP b One.", "# TYPE b gauge", 'b{replica="1"} 2.5'),
+        *("# TYPE c gauge", 'c{replica="3"} 5'),
+    ]
+    pages.clear()
+    assert asyncio.run(metrics()).status_code == 503
+
+
+def test_logs_are_text_or_one_json_object_a_line():
+    record = logging.LogRecord("lookahead.gateway", logging.ERROR, "f", 1, "request %s failed", ("a\nb",), None)
+
+    entry = json.loads(gateway._JsonFormatter().format(record))
+
+    assert {name: entry[name] for name in ("level", "target", "message")} == {
+        "level": "ERROR",
+        "target": "lookahead.gateway",
+        "message": "request a\nb failed",
+    }
