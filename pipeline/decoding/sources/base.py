@@ -43,4 +43,5 @@ class DraftSource(Protocol):
         was not verified. Called after every step, including those in which this source proposed nothing."""
 
     def stop(self, request_id: str) -> None:
-        """Drop the private state of a request that ended or was cancelled. Calling it again does nothing."""
+        """End a request that finished or was cancelled. No other request may use its private state, except one of the
+        same namespace that continues its text. Calling it again does nothing."""
