@@ -63,6 +63,12 @@ class CallCosts:
         first = own if tree.probabilities is None else max(own, 1 + float(tree.probabilities.sum()))
         return 1 if first * per_pass > own * (fixed + per_pass) else most
 
+    def num_passes(self, seconds: float, most: int) -> int | None:
+        """Number of passes that a call can take in a time: at least 1, at most `most`. None while it is unknown."""
+        if self._num_calls < _MIN_CALLS:
+            return None
+        return max(1, min(most, int(seconds / self._fitted()[1])))
+
     def _fitted(self) -> tuple[float, float, float]:
         found = np.linalg.solve(self._squares + np.eye(3) * _RIDGE, self._products)
         fixed, per_pass, per_draft = np.maximum(found, [0.0, _LEAST_SECONDS, 0.0]).tolist()

@@ -30,8 +30,10 @@ from pipeline.triton_models.engine_binding import EngineBinding
 from pipeline.triton_models.fair_slots import HeldSlot
 from pipeline.triton_models.piece import LOGIT_OUTPUTS, LogitPieces, Piece
 from pipeline.triton_models.steps import (
+    FIRST_STEPS,
     LONGEST_PIECE,
     MOST_STEPS,
+    PIECE_SECONDS,
     PIECE_TOKENS,
     ChainSteps,
     Step,
@@ -128,6 +130,8 @@ class Generation:
         if self.engine.is_streamed:
             return Step(EMPTY_TREE, remaining)
         if (piece := PIECE_TOKENS.get(self.strategy)) is not None:
+            if self.strategy == "none":
+                piece = self._most_steps
             piece = piece if self._is_watched else LONGEST_PIECE
             if self.request.stream and not self.num_calls:
                 piece = 1  # the client waits for a token
@@ -138,9 +142,17 @@ class Generation:
         if not self.num_calls:
             return Step(tree, remaining, max_steps=1)  # the client waits for a token
         if self.engine.costs is None:
-            return Step(tree, remaining, max_steps=1 if len(tree) else MOST_STEPS)
-        most_steps = MOST_STEPS if self._is_watched else LONGEST_PIECE // MOST_STEPS
-        return Step(tree, remaining, self.engine.costs.num_steps(tree, most_steps))
+            return Step(tree, remaining, max_steps=1 if len(tree) else FIRST_STEPS)
+        return Step(tree, remaining, self.engine.costs.num_steps(tree, self._most_steps))
+
+    @property
+    def _most_steps(self) -> int:
+        """Limit of the steps of a call to the torch engine."""
+        if not self._is_watched:
+            return MOST_STEPS
+        costs = self.engine.costs
+        num_passes = None if costs is None else costs.num_passes(PIECE_SECONDS, MOST_STEPS)
+        return num_passes or FIRST_STEPS
 
     @property
     def _is_watched(self) -> bool:

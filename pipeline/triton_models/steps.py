@@ -21,13 +21,16 @@ from pipeline.triton_models.call_costs import CallCosts
 CHUNK_TOKENS = 4
 # Limit of the chunk, which doubles with each call without drafts.
 MAX_CHUNK_TOKENS = 16
+# Longest time between two pieces of a stream from the torch engine, unless a single step takes longer.
+PIECE_SECONDS = 0.05
+# Steps of a call: the limit, and their number while the time of a step is unknown. In steps after the first one the
+# engine's own sources draft.
+MOST_STEPS, FIRST_STEPS = 16, 4
 # Tokens per call to the torch engine, by strategy without drafts from the BLS model. The lookahead window restarts with
 # every call.
-PIECE_TOKENS = {"none": 4, "lookahead": 16}
+PIECE_TOKENS = {"none": FIRST_STEPS, "lookahead": 16}
 # The same without a stream. A slot can change hands between two calls only, which limits the length.
 LONGEST_PIECE = 64
-# Steps per call with drafts from the BLS model, for which the engine's own sources draft after the first one.
-MOST_STEPS = 4
 # Nodes to draft per token of the longest chain; the best branch is sent.
 _TREE_FACTOR = 4
 

@@ -146,6 +146,13 @@ def test_a_call_goes_on_unless_the_tree_of_another_call_is_worth_its_cost():
     assert cheap.num_steps(likely, 4) == 1
 
 
+def test_pieces_of_a_stream_take_as_many_passes_as_fit_in_their_time():
+    assert learnt(0.003, 0.006, 0.0).num_passes(0.05, 16) == 8
+    assert learnt(0.003, 0.0005, 0.0).num_passes(0.05, 16) == 16
+    assert learnt(0.003, 0.3, 0.0).num_passes(0.05, 16) == 1
+    assert CallCosts().num_passes(0.05, 16) is None
+
+
 def test_the_first_calls_end_after_a_step():
     assert CallCosts().num_steps(chain([1], [0.01]), 4) == 1
 
