@@ -141,7 +141,8 @@ class Generation:
             return self._chain.next(tree, len(self.session.context), remaining)
         if not self.num_calls:
             return Step(tree, remaining, max_steps=1)  # the client waits for a token
-        if self.engine.costs is None:
+        # Only the BLS model has the client's prediction, so each step verifies a part of it.
+        if self.engine.costs is None or self.prediction is not None:
             return Step(tree, remaining, max_steps=1 if len(tree) else FIRST_STEPS)
         return Step(tree, remaining, self.engine.costs.num_steps(tree, self._most_steps))
 

@@ -69,6 +69,14 @@ def test_a_call_takes_several_steps_where_calls_of_one_step_do_not_pay(
     assert sum(row.accepted for row in bls._drafter.reliability.take()) > 10
 
 
+def test_each_step_verifies_a_part_of_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TableTarget()
+    bls = make_bls(target, "drafting.planner=adaptive")
+    monkeypatch.setattr(CallCosts, "num_steps", lambda self, tree, most: most)
+    run_in(bls, text_tensors(PROMPT, 40, strategy="trie", end_id=-1, prediction="cdcdcd" * 8))
+    assert {call["max_steps"].item() for call in target.calls if "draft_input_ids" in call} == {1}
+
+
 def test_the_engine_goes_on_with_its_own_drafts_after_those_of_the_call() -> None:
     """The first step verifies the call's tree, and a source that drafts from the same text is left out of it."""
     asked: list[str] = []
