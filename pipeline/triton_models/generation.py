@@ -30,11 +30,11 @@ from pipeline.triton_models.engine_binding import EngineBinding
 from pipeline.triton_models.fair_slots import HeldSlot
 from pipeline.triton_models.piece import LOGIT_OUTPUTS, LogitPieces, Piece
 from pipeline.triton_models.steps import (
-    FIRST_STEPS,
     LONGEST_PIECE,
     MOST_STEPS,
     PIECE_SECONDS,
     PIECE_TOKENS,
+    STREAM_STEPS,
     ChainSteps,
     Step,
     main_chain,
@@ -143,7 +143,7 @@ class Generation:
             return Step(tree, remaining, max_steps=1)  # the client waits for a token
         # Only the BLS model has the client's prediction, so each step verifies a part of it.
         if self.engine.costs is None or self.prediction is not None:
-            return Step(tree, remaining, max_steps=1 if len(tree) else FIRST_STEPS)
+            return Step(tree, remaining, max_steps=1 if len(tree) else STREAM_STEPS)
         return Step(tree, remaining, self.engine.costs.num_steps(tree, self._most_steps))
 
     @property
@@ -152,8 +152,8 @@ class Generation:
         if not self._is_watched:
             return MOST_STEPS
         costs = self.engine.costs
-        num_passes = None if costs is None else costs.num_passes(PIECE_SECONDS, MOST_STEPS)
-        return num_passes or FIRST_STEPS
+        num_passes = None if costs is None else costs.num_passes(PIECE_SECONDS, STREAM_STEPS)
+        return num_passes or STREAM_STEPS
 
     @property
     def _is_watched(self) -> bool:

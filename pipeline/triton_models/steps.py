@@ -23,12 +23,11 @@ CHUNK_TOKENS = 4
 MAX_CHUNK_TOKENS = 16
 # Longest time between two pieces of a stream from the torch engine, unless a single step takes longer.
 PIECE_SECONDS = 0.05
-# Steps of a call: the limit, and their number while the time of a step is unknown. In steps after the first one the
-# engine's own sources draft.
-MOST_STEPS, FIRST_STEPS = 16, 4
+# Limits of the steps of a call, without and with a stream. In steps after the first one the engine's own sources draft.
+MOST_STEPS, STREAM_STEPS = 16, 4
 # Tokens per call to the torch engine, by strategy without drafts from the BLS model. The lookahead window restarts with
 # every call.
-PIECE_TOKENS = {"none": FIRST_STEPS, "lookahead": 16}
+PIECE_TOKENS = {"none": STREAM_STEPS, "lookahead": 16}
 # The same without a stream. A slot can change hands between two calls only, which limits the length.
 LONGEST_PIECE = 64
 # Nodes to draft per token of the longest chain; the best branch is sent.
