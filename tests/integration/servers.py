@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +15,10 @@ import httpx
 
 from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
+from pipeline.repository.names import TARGET_MODEL
 from pipeline.server.client import Completion, Protocol, TextQuery, complete
 from pipeline.server.figures import read_metrics
+from pipeline.server.processes import model_processes
 from pipeline.server.server import RunningServer
 from pipeline.server.startup import PreparedServer, launch, prepare
 from pipeline.server.state import ServerState
@@ -72,3 +76,17 @@ def settled_metrics(server: RunningServer, **more_than: float) -> dict[str, floa
         time.sleep(1.3)
         values, earlier = read_metrics(server.state.metrics_url), values
     return values
+
+
+@contextmanager
+def suspended(server: RunningServer, model: str = TARGET_MODEL) -> Iterator[None]:
+    """No request of a model ends within a block, on however fast a machine. Keep it below a second: after that Triton
+    regards a process that takes no request as dead."""
+    pids = [pid for pid, name in model_processes(server.state.server_id).items() if name == model]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)

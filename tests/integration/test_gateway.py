@@ -82,7 +82,7 @@ def test_idle_connections_are_closed_and_block_no_client(closed):
     assert works(closed)
 
     for connection in idle:
-        connection.settimeout(20)
+        connection.settimeout(PATIENCE_S)
         with suppress(ConnectionResetError):
             assert connection.recv(10) == b""
 
@@ -92,7 +92,7 @@ def test_control_interfaces_are_closed_before_and_behind_the_gateway(closed):
     for port in (state.http_port, state.triton_http_port):
         url = f"http://127.0.0.1:{port}"
         for path in ("systemsharedmemory/region/x/register", "logging", "trace/setting", "repository/index"):
-            assert httpx.post(f"{url}/v2/{path}", json={"key": "/x"}).status_code in (403, 404)
+            assert httpx.post(f"{url}/v2/{path}", json={"key": "/x"}, timeout=PATIENCE_S).status_code in (403, 404)
     for address in (state.grpc_url, f"127.0.0.1:{state.triton_grpc_port}"):
         with triton.InferenceServerClient(address) as client:
             for call in ("get_system_shared_memory_status", "get_log_settings", "get_model_repository_index"):
@@ -100,7 +100,7 @@ def test_control_interfaces_are_closed_before_and_behind_the_gateway(closed):
                     getattr(client, call)()
     body = {"text_input": PROMPT, "max_tokens": 4}
     behind = f"http://127.0.0.1:{state.triton_http_port}/v2/models/{FRONT_MODEL}/generate"
-    assert httpx.post(behind, json=body).status_code == 403
+    assert httpx.post(behind, json=body, timeout=PATIENCE_S).status_code == 403
     assert (
         httpx.post(behind, json=body, headers={TRITON_KEY_HEADER: state.triton_key}, timeout=PATIENCE_S).status_code
         == 200
@@ -109,7 +109,12 @@ def test_control_interfaces_are_closed_before_and_behind_the_gateway(closed):
 
 def test_inner_models_cannot_be_called_or_seen(closed):
     for model in ("tensorrt_llm", "preprocessing", "postprocessing"):
-        assert httpx.post(url_of(closed, model=model), json={"stop": True, "id": "bls-0.0"}).status_code == 404
+        assert (
+            httpx.post(
+                url_of(closed, model=model), json={"stop": True, "id": "bls-0.0"}, timeout=PATIENCE_S
+            ).status_code
+            == 404
+        )
         with triton.InferenceServerClient(closed.state.grpc_url) as client:
             with pytest.raises(InferenceServerException, match="there is no model"):
                 client.get_model_metadata(model)
@@ -138,7 +143,7 @@ def test_one_client_cannot_stop_anothers_request_by_its_id(closed):
     text = next(chunks).text
     for number in range(20):
         body = {"id": f"bls-{number}.0", "stop": True, "text_input": "x", "max_tokens": 1}
-        httpx.post(url_of(closed, model="tensorrt_llm"), json=body)
+        httpx.post(url_of(closed, model="tensorrt_llm"), json=body, timeout=PATIENCE_S)
     text += "".join(chunk.text for chunk in chunks)
 
     assert text == complete(TextQuery(PROMPT, 200, strategy="none", end_id=-1), closed.state.grpc_url, "grpc").text
@@ -188,7 +193,7 @@ def test_behind_eight_long_streams_a_short_request_waits_for_a_slice(closed):
 
     def long(number: int) -> None:
         while not stop.is_set():
-            query = TextQuery(f"{PROMPT} {number}", 450, strategy="none", end_id=-1)
+            query = TextQuery(f"{PROMPT} {number}", 3500, strategy="none", end_id=-1)
             for place, _ in enumerate(stream_text(query, closed.state.grpc_url, "grpc")):
                 if place == 0:
                     begun.release()
@@ -200,13 +205,12 @@ def test_behind_eight_long_streams_a_short_request_waits_for_a_slice(closed):
         streams = [pool.submit(long, number) for number in range(8)]
         for _ in streams:
             assert begun.acquire(timeout=PATIENCE_S)
-        num_before = len(ended)
         complete(TextQuery("short", 4, strategy="none"), closed.state.grpc_url, "grpc", timeout_s=PATIENCE_S)
-        num_meanwhile = len(ended) - num_before
+        has_waited = bool(ended)
         stop.set()
         for stream in streams:
             stream.result()
-    assert num_meanwhile <= 16  # twice as many as can stand before it
+    assert not has_waited
 
 
 def test_a_stream_that_hands_its_place_on_brings_the_same_text(closed):

@@ -15,6 +15,7 @@ from pipeline.server.figures import read_metrics
 from pipeline.server.service import find_services
 from tests.integration.openai_requests import MESSAGES, MODEL, chat, text
 from tests.integration.servers import ask, prepared
+from tests.patience import PATIENCE_S
 from tests.servers import left_over, wait_for
 from tests.unit.test_deploy import dashboard_queries, metric_names
 
@@ -261,7 +262,7 @@ def test_workers_count_drafts_under_the_names_of_vllm(client, openai_fleet):
     chat(client)
     worker = next(service.state for service in openai_fleet.services if service.name == "worker-1")
 
-    metrics = httpx.get(f"http://127.0.0.1:{worker.ports['metrics']}/metrics", trust_env=False).text
+    metrics = httpx.get(f"http://127.0.0.1:{worker.ports['metrics']}/metrics", trust_env=False, timeout=PATIENCE_S).text
 
     for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos"):
         assert f"vllm:spec_decode_{name}_total{{" in metrics
@@ -269,7 +270,7 @@ def test_workers_count_drafts_under_the_names_of_vllm(client, openai_fleet):
 
 def test_every_metric_of_the_dashboard_is_exposed(client, openai_fleet):
     chat(client)
-    text = httpx.get(openai_fleet.state.metrics_url, trust_env=False).text
+    text = httpx.get(openai_fleet.state.metrics_url, trust_env=False, timeout=PATIENCE_S).text
     exposed = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
 
     wanted = {name for query in dashboard_queries() for name in metric_names(query)}

@@ -117,7 +117,7 @@ def test_a_bad_request_gets_a_sentence_and_the_next_one_works(server, wrong, sen
         with pytest.raises(RequestError, match=sentence):
             ask(server, protocol, stream=stream, **wrong)
     url = f"{server.state.http_url}/v2/models/{FRONT_MODEL}/generate"
-    answer = httpx.post(url, json={"text_input": "a", "max_tokens": 8} | wrong)
+    answer = httpx.post(url, json={"text_input": "a", "max_tokens": 8} | wrong, timeout=PATIENCE_S)
     assert answer.status_code == 400
     assert ask(server, max_tokens=2).text is not None
 

@@ -65,13 +65,13 @@ def test_after_kill_9_nothing_is_left_and_a_new_start_works(served, shared_where
 
 def test_clients_get_an_error_when_the_engine_dies_and_the_server_restarts(served, shared_where, tmp_path):
     running = launch(served, shared_where, tmp_path)
-    chunks = stream_text(TextQuery(PROMPT, 4000, strategy="none", end_id=-1), running.state.grpc_url, "grpc")
-    next(chunks)
     models = {model: pid for pid, model in model_processes(running.state.server_id).items()}
     stock = {"preprocessing", "postprocessing", STOCK_TARGET_MODEL, STOCK_FRONT_MODEL}
     assert models.keys() == {TARGET_MODEL, FRONT_MODEL, *stock}
 
     wait_for_guard(running.state.server_id)
+    chunks = stream_text(TextQuery(PROMPT, 4000, strategy="none", end_id=-1), running.state.grpc_url, "grpc")
+    next(chunks)
     os.kill(models[TARGET_MODEL], signal.SIGKILL)
 
     with pytest.raises((RequestError, ServerError)):

@@ -53,9 +53,9 @@ def test_generate_and_generate_stream(server, expected, model):
     url, prompt = f"{server.state.http_url}/v2/models/{model}", PROMPT if model in ONCE else ""
     body: dict[str, Any] = {"text_input": PROMPT, "max_tokens": NUM_TOKENS}
 
-    assert httpx.post(f"{url}/generate", json=body).json()["text_output"] == prompt + expected
+    assert httpx.post(f"{url}/generate", json=body, timeout=PATIENCE_S).json()["text_output"] == prompt + expected
     for stream, text in ((False, prompt + expected), (True, expected)):
-        answer = httpx.post(f"{url}/generate_stream", json=body | {"stream": stream}).text
+        answer = httpx.post(f"{url}/generate_stream", json=body | {"stream": stream}, timeout=PATIENCE_S).text
         pieces = [json.loads(line.removeprefix("data:")) for line in answer.splitlines() if line.startswith("data:")]
         assert "".join(piece["text_output"] for piece in pieces) == text
         assert len(pieces) == 1 or (model == "lookahead_bls" and stream)
@@ -113,7 +113,7 @@ def test_many_clients_of_all_kinds_at_once(server, stock, expected):
 def test_clients_that_leave_make_room_for_others(server):
     """A client that no longer waits for `infer` frees its place in the engine."""
     with grpc.InferenceServerClient(server.state.grpc_url) as client:
-        inputs = text_inputs(grpc, max_tokens=one(1500), end_id=one(-1))
+        inputs = text_inputs(grpc, max_tokens=one(3500), end_id=one(-1), strategy=words("none"))
         for _ in range(12):  # more than the engine has places
             with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
                 client.infer("tensorrt_llm_bls", inputs, client_timeout=0.2)

@@ -12,6 +12,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.server.server import RunningServer
 from pipeline.triton_models.text_codec import TextCodec
+from tests.integration.servers import suspended
 from tests.integration.strict_repository import MAX_DRAFT_LEN, PROMPT, request_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -154,13 +155,13 @@ def test_stop_ends_the_request_of_that_id_and_answers_with_nothing(strict, promp
     answers: list[Any] = []
     with grpc.InferenceServerClient(strict.state.grpc_url) as client:
         client.start_stream(lambda result, error: answers.append(error or outputs_of(result)))
-        for _ in range(4):  # as many as run at once, so that none has ended when it is stopped
-            client.async_stream_infer(
-                TARGET_MODEL, inputs_of(grpc, asked(prompt, 250, streaming=[[True]])), request_id="x"
-            )
-        client.async_stream_infer(
-            TARGET_MODEL, inputs_of(grpc, asked([0], 0, stop=[[True]])), request_id="x", parameters={"Streaming": True}
+        tensors, stop = (
+            inputs_of(grpc, each) for each in (asked(prompt, 250, streaming=[[True]]), asked([0], 0, stop=[[True]]))
         )
+        with suspended(strict):  # else an output might end before its stop arrives
+            for _ in range(4):
+                client.async_stream_infer(TARGET_MODEL, tensors, request_id="x")
+            client.async_stream_infer(TARGET_MODEL, stop, request_id="x", parameters={"Streaming": True})
         client.stop_stream()
 
     assert {} in answers

@@ -74,7 +74,7 @@ def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_
             for strategy in ("none", "lookahead", "trie"):  # one call to the engine after the other, or many
                 arrived = threading.Event()
                 asking.append(
-                    clients.submit(ask, first.state, 500, strategy, on_text=lambda text, event=arrived: event.set())
+                    clients.submit(ask, first.state, 1500, strategy, on_text=lambda text, event=arrived: event.set())
                 )
                 assert arrived.wait(PATIENCE_S)
             switched = clients.submit(switch_server, before, after, folder, lambda note: None, stop, start)
@@ -82,7 +82,7 @@ def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_
                 ask_until(first.state, switched)
             for answer in asking:
                 assert answer.result().statistics is not None
-                assert len(answer.result().statistics["output_ids"]) == 500
+                assert len(answer.result().statistics["output_ids"]) == 1500
             second = switched.result().state
         assert second == running(folder)
         assert (second.profile, second.grpc_url, second.http_url) == (
