@@ -16,6 +16,7 @@ from pipeline.triton_models.handover import (
     hand_over,
     prepare_handover,
 )
+from tests.patience import PATIENCE_S
 
 
 def server(folder: Path, *names: str) -> list[Handover]:
@@ -34,7 +35,7 @@ def test_all_processes_leave_what_they_know_and_the_next_server_finds_it(tmp_pat
         for process, name in zip(old, "ab", strict=True):
             process.save_if_wanted(lambda folder, name=name: write(name, folder))  # type: ignore[misc]
 
-    assert hand_over(tmp_path / "old", tmp_path / "new", check_for_requests, 1.0)
+    assert hand_over(tmp_path / "old", tmp_path / "new", check_for_requests, PATIENCE_S)
 
     (new,) = server(tmp_path / "new", "a")
     assert new.found is not None
@@ -46,7 +47,7 @@ def test_all_processes_leave_what_they_know_and_the_next_server_finds_it(tmp_pat
 def test_the_same_folder_serves_a_server_that_comes_after_the_other(tmp_path: Path) -> None:
     (old,) = server(tmp_path, "a")
 
-    assert hand_over(tmp_path, tmp_path, lambda: old.save_if_wanted(lambda folder: write("a", folder)), 1.0)
+    assert hand_over(tmp_path, tmp_path, lambda: old.save_if_wanted(lambda folder: write("a", folder)), PATIENCE_S)
 
     (new,) = server(tmp_path, "a")
     assert new.found is not None
@@ -66,7 +67,7 @@ def test_a_process_is_asked_each_time_once_and_may_answer_late(tmp_path: Path) -
     assert not saved
     for _ in range(2):
         thread = threading.Thread(target=later)
-        assert hand_over(tmp_path / "old", tmp_path / "new", thread.start, 5.0)
+        assert hand_over(tmp_path / "old", tmp_path / "new", thread.start, PATIENCE_S)
         thread.join()
     assert len(saved) == 2
 

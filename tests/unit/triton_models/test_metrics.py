@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.engine.contract import ReuseCounters
 from pipeline.triton_models.metrics import EngineMetrics, Metrics, RequestMetrics, TrieMetrics
+from tests.patience import PATIENCE_S
 from tests.servers import wait_for
 
 
@@ -30,7 +30,7 @@ class Pb:
 
             def Metric(self, **options: Any) -> Any:  # Triton's name
                 def add(value: float) -> None:
-                    pb.opened.wait(10)
+                    pb.opened.wait(PATIENCE_S)
                     pb.values[self.name] += value
 
                 return SimpleNamespace(increment=add, set=add, observe=add)
@@ -83,9 +83,9 @@ def test_an_unloaded_model_does_not_wait_for_its_metrics():
         metrics.record(request(), TrieMetrics(5, 100, 0))
     closing = threading.Thread(target=metrics.close)
     closing.start()
-    time.sleep(0.05)
+    wait_for(lambda: metrics._closing)
     pb.opened.set()
-    closing.join(10)
+    closing.join(PATIENCE_S)
     assert not closing.is_alive()
     assert pb.values["lookahead_requests_total"] <= 1
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.backends.tensorrt_llm import build as trt_build
@@ -21,6 +21,7 @@ from pipeline.checkpoint.fetch import fetch
 from pipeline.config.schema import ModelConfig
 from pipeline.engine.build import build_engine
 from pipeline.errors import BuildError, CheckpointError
+from tests.servers import wait_for
 from tests.trt_configs import trt_config
 from tests.unit.backends.tensorrt_llm.stand_in import StandIn, build, silent
 
@@ -194,11 +195,16 @@ def test_an_interrupted_call_ends_with_its_children(tmp_path):
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    script = f"(sleep 2; touch {tmp_path / 'late'}) & sleep 0.5; kill -ALRM $PPID; wait"
+    script = f"tail -f {tmp_path / 'log'} & kill -ALRM $PPID; wait"
     try:
         with pytest.raises(KeyboardInterrupt):
             run_process(["sh", "-c", script], {}, tmp_path, tmp_path / "log")
     finally:
         signal.signal(signal.SIGALRM, before)
-    time.sleep(2)
-    assert not (tmp_path / "late").exists()
+
+    def children() -> list[psutil.Process]:
+        return [
+            each for each in psutil.process_iter(["cmdline"]) if str(tmp_path / "log") in (each.info["cmdline"] or ())
+        ]
+
+    wait_for(lambda: not children())
