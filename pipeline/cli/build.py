@@ -52,7 +52,7 @@ def engine(
                 "fingerprint": artifact.manifest.fingerprint_digest,
                 "num_bytes": artifact.manifest.num_bytes,
                 "seconds": round(seconds, 3),
-                "cost_curve": None if costs is None else {"busy": costs.load.busy, "others": costs.others},
+                "cost_curve": None if costs is None else {"busy": costs.is_disturbed, "others": costs.others},
             }
         )
         return

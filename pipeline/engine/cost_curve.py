@@ -25,6 +25,11 @@ from pipeline.engine.provenance import cpu_name
 from pipeline.errors import BuildError
 from pipeline.files import write_whole
 
+# Share of the cores that other programs used above which a curve misleads the planner. Of three repeats of a pass the
+# least counts, so up to a quarter most sizes have an undisturbed time, and drafts planned with the curve cost less than
+# one percent of the speed (simulated: docs/decisions/046).
+_DISTURBED_SHARE = 0.25
+
 
 class CostKey(Frozen):
     """Everything that the time of a pass depends on. version: changes with the speed of this program's own passes."""
@@ -51,16 +56,22 @@ class CostCurveFile(Frozen):
         return MachineLoad(self.others, self.key.num_cores)
 
     @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs used so much of the machine that the planner chooses worse drafts with this curve."""
+        return self.others > _DISTURBED_SHARE * self.key.num_cores
+
+    @property
     def curve(self) -> CostCurve:
         return CostCurve(self.points)
 
     def to_text(self) -> str:
-        """One sentence: whether the machine was busy during the measurement, and the remedy."""
-        if not self.load.busy:
-            return "measured on an idle machine"
+        """One sentence: the load of the machine during the measurement, and the remedy if it was too high."""
+        text = f"measured while {self.load.to_text()}"
+        if not self.is_disturbed:
+            return text
         return (
-            f"measured while {self.load.to_text()}, so drafts may be planned badly; `lookahead engine` measures it "
-            "again once they use less than half of that"
+            f"{text}: too many for exact times, so drafts may be longer or shorter than is best; `lookahead engine` "
+            "measures it again once they use less than half of that"
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
-# Share of the cores above which measured times count as disturbed.
+# Share of the cores above which measured speeds count as disturbed.
 BUSY_SHARE = 0.1
 # The system counts processor time in hundredths of a second.
 SAMPLE_S = 0.5

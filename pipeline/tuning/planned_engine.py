@@ -77,7 +77,7 @@ def needs_cost_curve(artifact: Artifact, retake: bool = False) -> bool:
         stored = load_cost_curve(artifact)
     except BuildError:  # a damaged file is replaced
         return True
-    return stored is None or (retake and stored.load.busy and machine_load().others < stored.others / 2)
+    return stored is None or (retake and stored.is_disturbed and machine_load().others < stored.others / 2)
 
 
 def _rows_to_continue(artifact: Artifact, retake: bool) -> FirstRows | None:

@@ -88,12 +88,14 @@ def test_each_number_of_threads_has_a_curve_of_its_own(tmp_path: Path, monkeypat
 
 def test_the_file_says_whether_the_machine_was_busy(tmp_path: Path) -> None:
     num_cores = cost_key(artifact(tmp_path)).num_cores
-    idle = save_cost_curve(artifact(tmp_path), POINTS, MachineLoad(0.0, num_cores))
-    assert (idle.load.busy, idle.to_text()) == (False, "measured on an idle machine")
+    for others in (0.0, 0.24 * num_cores):  # the least time of three repeats is hardly longer
+        idle = save_cost_curve(artifact(tmp_path), POINTS, MachineLoad(others, num_cores))
+        assert not idle.is_disturbed
+        assert idle.to_text() == f"measured while other programs used {others:.1f} of {num_cores} cores"
     save_cost_curve(artifact(tmp_path), POINTS, MachineLoad(0.7 * num_cores, num_cores))
     stored = load_cost_curve(artifact(tmp_path))
     assert stored is not None
-    assert stored.load.busy
+    assert stored.is_disturbed
     assert f"{0.7 * num_cores:.1f} of {num_cores} cores" in stored.to_text()
     assert "lookahead engine" in stored.to_text()
 
