@@ -15,6 +15,10 @@ top_logprobs without logprobs
 more than four stop words, a message without parts    refused: the front end fails with status 500
 stream_options without include_usage       completed: the front end requires it
 top_logprobs of 0                          removed: the front end would return no log probabilities at all
+nvext.greed_sampling                       becomes a temperature of 0: the front end drops the temperature, and the
+                                           default would be 1
+nvext.use_raw_prompt, nvext.max_thinking_tokens, nvext.metadata_upload
+                                           refused: front end or worker ignore them
 a field of null, an empty stop list, safety_identifier, prompt_cache_key, prompt_cache_retention
                                            removed: without effect on the output, and the front end refuses them
 """
@@ -57,6 +61,8 @@ _IGNORED = (
     *("include_stop_str_in_output", "prompt_logprobs", "prompt_embeds", "audio"),
     *("allowed_token_ids", "guided_whitespace_pattern"),
 )
+_IGNORED_EXTENSIONS = ("use_raw_prompt", "max_thinking_tokens", "metadata_upload")
+_GREEDY = "greed_sampling"
 
 
 def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
@@ -86,9 +92,7 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
     if sent.get("top_logprobs") == 0:
         del sent["top_logprobs"]
     options[MAX_TOKENS] = str(_max_tokens(sent, endpoint))
-    extension = sent.get("nvext") or {}
-    if not isinstance(extension, Mapping):
-        raise RequestError("nvext must be an object")
+    extension = _extension(sent)
     annotations, fields = _texts(extension, "annotations"), _texts(extension, "extra_fields")
     if sent.pop(STATISTICS, False) or ENGINE_DATA in fields:
         options[STATISTICS] = "true"
@@ -101,6 +105,22 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
         "extra_fields": sorted(extra),
     }
     return sent
+
+
+def _extension(sent: dict[str, Any]) -> dict[str, Any]:
+    """The field `nvext` without greed_sampling, which becomes the temperature 0 in `sent`."""
+    extension = sent.get("nvext") or {}
+    if not isinstance(extension, Mapping):
+        raise RequestError("nvext must be an object")
+    for name in _IGNORED_EXTENSIONS:
+        if extension.get(name):
+            raise RequestError(f"nvext.{name} is not supported; leave it out")
+    greedy = extension.get(_GREEDY)
+    if greedy is not None and type(greedy) is not bool:
+        raise RequestError(f"nvext.{_GREEDY} must be true or false")
+    if greedy:
+        sent["temperature"] = 0
+    return {name: value for name, value in extension.items() if name != _GREEDY}
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:

@@ -74,6 +74,8 @@ def test_the_same_seed_gives_the_same_text_with_any_strategy(client):
     assert len(texts) == 1
     assert text(client, seed=6, **sampled) not in texts
     assert len({text(client, **sampled) for _ in range(3)}) == 3
+    greedy = {"nvext": {"greed_sampling": True}}
+    assert text(client, seed=5, extra_body=greedy, **sampled) == text(client)
 
 
 def test_a_stop_word_ends_the_text(client):

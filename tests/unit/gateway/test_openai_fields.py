@@ -186,3 +186,20 @@ def test_a_call_that_is_asked_for_and_a_response_format_exclude_each_other():
     assert options(**asked)["guide_type"] == "json"
     with pytest.raises(RequestError, match="exclude a tool_choice that asks for a call"):
         options(tool_choice="required", **asked)
+
+
+def test_greedy_sampling_becomes_a_temperature_of_zero():
+    body = BODY | {"temperature": 0.9, "nvext": {"greed_sampling": True, "annotations": ["a:b"]}}
+    sent = for_front_end(body, "chat")
+    assert sent["temperature"] == 0
+    assert sent["nvext"] == {"annotations": ["a:b", "max_tokens:5"], "extra_fields": ["engine_data"]}
+
+    sent = for_front_end(body | {"nvext": {"greed_sampling": False}}, "chat")
+    assert sent["temperature"] == 0.9
+    assert "greed_sampling" not in sent["nvext"]
+
+
+@pytest.mark.parametrize("name", ["use_raw_prompt", "max_thinking_tokens", "metadata_upload", "greed_sampling"])
+def test_members_of_nvext_that_are_ignored_are_refused(name):
+    with pytest.raises(RequestError, match=rf"^nvext\.{name} "):
+        for_front_end(BODY | {"nvext": {name: 1}}, "chat")

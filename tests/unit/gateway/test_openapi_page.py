@@ -32,3 +32,10 @@ def test_the_page_has_every_path_and_method_and_no_other():
     }
 
     assert routes == {(path, method.upper()) for path, methods in PAGE["paths"].items() for method in methods}
+
+
+def test_each_operation_may_refuse_a_foreign_web_page():
+    """`for_this_machine` checks all paths."""
+    for methods in PAGE["paths"].values():
+        for operation in methods.values():
+            assert operation["responses"]["403"]["$ref"].endswith("ForeignPage")
