@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -29,16 +30,19 @@ def run_failover(resolved: ResolvedConfig, places: Places, num_kills: int, max_t
     settings = {"openai": True, "replicas": max(2, server.replicas), "max_restarts": num_kills, **_OWN}
     resolved = resolved.with_settings("server", **settings)
     check_start(resolved, places)
-    with tempfile.TemporaryDirectory(prefix="lookahead-failover-") as folder, output.working("failover") as note:
+    with output.working("failover") as note:
         served = prepare(resolved, places, note=note)
-        fleet = start_fleet(served, places, Path(folder), note=note)
+        folder = Path(tempfile.mkdtemp(prefix="lookahead-failover-"))
+        fleet = start_fleet(served, places, folder, note=note)
         try:
-            url = openai_url(Path(folder))
+            url = openai_url(folder)
             assert url is not None, "a fleet with the OpenAI API has a URL"
             report = verify_failover(fleet, url, resolved.model.name, num_kills, max_tokens, note)
         finally:
             note("stopping the fleet")
             fleet.stop()
+            # If the line above is interrupted, the guards still need the folder, to end the gateway.
+            shutil.rmtree(folder)
     _show(report, as_json)
     if not report.passed:
         raise typer.Exit(1)

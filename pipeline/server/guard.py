@@ -2,8 +2,7 @@
 
 The guard ends the server on SIGTERM or SIGUSR1 (running requests may finish), and when the owner ends: standard input
 closes without `release_guard`, or the process in the spec ends. It restarts the server, a limited number of times, if a
-model's process dies, if the server dies after it was ready, or if it hangs before that. Log and state file record count
-and reason.
+model's process dies, if the server dies after it was ready, or if it hangs. Log and state file record count and reason.
 
 After each end of the server, the guard kills the remaining processes and removes shared memory and container. After the
 last end it removes the state file and writes the reason to the log. If the guard is killed, the kernel ends the server.
@@ -29,7 +28,7 @@ from pathlib import Path
 from pipeline.server.companions import changing_state, end_companion, kill_marked, load_state
 from pipeline.server.log import LOG, write_end, write_restart
 from pipeline.server.processes import make_private, remove_environments, remove_shm, start_time
-from pipeline.server.watch import ModelWatch, StartWatch
+from pipeline.server.watch import HangWatch, ModelWatch
 
 _CODE = Path(__file__).resolve().parents[2]
 # Files in the folder of a guard: its spec, and one that exists once the server has been ready.
@@ -58,10 +57,11 @@ class GuardSpec:
 
     folder: of the log, of the state file state_name, and of READY_FILE. server_id: value of MARK, and prefix of the
     shared memory. clean_up: command that removes a container. links: symbolic links, created before the start and
-    removed with the shared memory. owner: pid and start time of a process with which the server ends. ready_url:
-    returns 200 once the server is ready. hang_seconds: limit of inactivity before that. max_restarts: limit of restarts
-    within restart_window_s. companions: state files of services that end with the last of the servers in their
-    `ends_with`. leavings_path: file in which the server lists patterns of files to remove at its end."""
+    removed with the shared memory. owner: pid and start time of a process with which the server ends. url: of Triton's
+    HTTP interface; empty for other processes. hang_seconds: limit of inactivity until the server is ready.
+    max_restarts: limit of restarts within restart_window_s. companions: state files of services that end with the last
+    of the servers in their `ends_with`. leavings_path: file in which the server lists patterns of files to remove at
+    its end."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -71,7 +71,7 @@ class GuardSpec:
     clean_up: Sequence[str] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     owner: tuple[int, int] | None = None
-    ready_url: str = ""
+    url: str = ""
     hang_seconds: float = HANG_SECONDS
     max_restarts: int = MAX_RESTARTS
     restart_window_s: float = _RESTART_WINDOW_S
@@ -227,11 +227,11 @@ class _End:
 def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSpec) -> _End:
     """Wait until the server ends or should end. fds: wake-up of signals, and standard input until it is released."""
     wake_fd = fds[0]
-    start = StartWatch(spec.server_id, spec.ready_url, spec.hang_seconds)
+    watch = HangWatch(spec.server_id, spec.url, spec.hang_seconds)
     models = ModelWatch(spec.server_id)
     while True:
         ready, _, _ = select.select(fds, [], [], _WATCH_SECONDS)
-        is_ready = start.is_ready()
+        is_ready = watch.is_ready()
         patience = STOP_SECONDS if is_ready else _LOADING_SECONDS
         if wake_fd in ready and (received := set(os.read(wake_fd, 64)) - {signal.SIGCHLD}):
             drains = is_ready and received == {signal.SIGUSR1}
@@ -242,8 +242,8 @@ def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSp
             return _End("the command that started it has ended", True, patience)
         if spec.owner is not None and start_time(spec.owner[0]) != spec.owner[1]:
             return _End("the command that owns it has ended", True, patience)
-        if not is_ready and start.hangs():
-            return _End(f"it did nothing for {spec.hang_seconds:.0f} s before it was ready", restart=True)
+        if how := watch.hangs():
+            return _End(how if is_ready else f"{how} before it was ready", restart=True)
         make_private(spec.server_id)
         # Before it is ready, a server that loses a model's process logs the reason and ends by itself.
         if dead := models.dead_models(_CRIPPLED_SECONDS if is_ready else spec.hang_seconds):

@@ -66,6 +66,13 @@ def start_time(pid: int) -> int | None:
     return None
 
 
+def is_suspended(pid: int) -> bool:
+    """Whether a signal such as SIGSTOP has suspended a process."""
+    with suppress(OSError):
+        return bool(_stat(pid)[0] == "T")
+    return False
+
+
 def seconds_since_start(pid: int) -> float:
     """Time since the start of a process; 0 if there is no such process. Jumps of the clock do not change it."""
     ticks = start_time(pid)

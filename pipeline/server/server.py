@@ -30,7 +30,6 @@ from pipeline.server.processes import MARK, marked_processes
 from pipeline.server.service import RunningService, find_service, start_service, stop_service
 from pipeline.server.state import (
     GATEWAY,
-    READY,
     SERVICES,
     STATE,
     ServerState,
@@ -190,12 +189,11 @@ def _begin(
     gateway = None
     if server.gateway.enabled and with_gateway:
         service = gateway_service(resolved, repository, run_dir, ports, triton, openai if with_openai else None)
-        # Always detached: it ends with this server, or continues in front of another one.
-        gateway = start_service(service, run_dir, detach=True, ends_with=(server_id,))
+        gateway = start_service(service, run_dir, ends_with=(server_id,))
     else:
         ports = triton.ports
     variables = {MARK: server_id, handover.VARIABLE: str(run_dir / handover.HANDOVER)}
-    ready_url = f"http://{reachable(triton.host)}:{triton.ports.http}{READY}"
+    url = f"http://{reachable(triton.host)}:{triton.ports.http}"
     spec = GuardSpec(
         command.argv,
         {**command.environment, **variables, **trace_variables(server.otlp_endpoint)},
@@ -205,7 +203,7 @@ def _begin(
         command.clean_up,
         command.links,
         owner=owner(),
-        ready_url="" if command.clean_up else ready_url,  # not all processes in a container are visible
+        url="" if command.clean_up else url,  # not all processes in a container are visible
         max_restarts=server.max_restarts,
         companions=[str(service_state_path(fleet_dir, GATEWAY))],
     )
@@ -215,6 +213,8 @@ def _begin(
         if gateway is not None:
             gateway.stop()
         raise
+    if gateway is not None:  # from now on it ends with this server's guard, or continues in front of another server
+        gateway.release()
     state = ServerState(
         server_id=server_id,
         guard_pid=guard.pid,

@@ -88,13 +88,11 @@ class RunningService:
         end_leftovers(self.state.server_id, (), self.folder / SERVICE_STATE)
 
 
-def start_service(
-    service: Service, run_dir: Path, *, detach: bool = False, ends_with: tuple[str, ...] = ()
-) -> RunningService:
+def start_service(service: Service, run_dir: Path, *, ends_with: tuple[str, ...] = ()) -> RunningService:
     """Start a service and return at once; `wait_until_ready` waits for it.
 
-    run_dir: run folder of its server. detach: let it outlive this process. ends_with: ids of servers with the last of
-    which it ends. Raises ServerError if a service with that name already runs.
+    run_dir: run folder of its server. ends_with: ids of servers with the last of which it ends. Raises ServerError if a
+    service with that name already runs.
     """
     folder = run_dir / SERVICES / service.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -129,8 +127,6 @@ def start_service(
     except BaseException:  # a full disk; without its state file nobody would find the service
         running.stop()
         raise
-    if detach:
-        running.release()
     return running
 
 

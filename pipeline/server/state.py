@@ -21,7 +21,6 @@ from pipeline.server.processes import MARK, marked_processes, remove_shm
 
 State = TypeVar("State", bound=Frozen)
 STATE = "server.json"
-READY = "/v2/health/ready"
 SERVICES, SERVICE_STATE, GATEWAY = "services", "service.json", "gateway"
 
 
@@ -150,7 +149,7 @@ def read_state(path: Path, kind: type[State]) -> State | None:
 
 
 def is_ready(state: ServerState) -> bool:
-    return answers(f"{state.http_url}{READY}")
+    return answers(f"{state.http_url}/v2/health/ready")
 
 
 def answers(url: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from pipeline.cli.failover import run_failover
@@ -19,13 +20,14 @@ from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.dynamo.failover import verify_failover
 from pipeline.dynamo.fleet import Fleet, find_ended, openai_url, start_fleet, stop_fleet
+from pipeline.repository.names import TARGET_MODEL
 from pipeline.server.client import TextQuery, complete
 from pipeline.server.figures import read_metrics
-from pipeline.server.processes import marked_processes
-from pipeline.server.state import find_server, is_ready
+from pipeline.server.processes import marked_processes, model_processes
+from pipeline.server.state import find_own, find_server, is_ready, replica_dir
 from tests.integration.servers import TORCH, prepared
 from tests.patience import PATIENCE_S
-from tests.servers import left_over
+from tests.servers import left_over, wait_for
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 MODEL = "tiny-random-llama"
@@ -129,6 +131,32 @@ def test_killed_processes_of_each_kind_change_no_token(fleet: Fleet) -> None:
     assert report.num_requests > 2
 
 
+@pytest.mark.parametrize("of_engine", [False, True])
+def test_an_output_moves_away_from_a_server_that_hangs(fleet: Fleet, of_engine: bool) -> None:
+    """The guard starts a server again that does not answer for 30 s."""
+    client = openai.OpenAI(base_url=url_of(fleet), api_key="none", max_retries=0, timeout=PATIENCE_S)
+    headers = {"x-session-id": f"hang {of_engine}"}
+
+    def stream() -> Iterator[str]:
+        options = {"max_tokens": 200, "seed": 1, "extra_headers": headers}
+        for chunk in client.completions.create(model=MODEL, prompt="a", stream=True, **options):  # type: ignore[call-overload]
+            yield chunk.choices[0].text
+
+    before = output_tokens(fleet)
+    expected = "".join(stream())
+    number = shares(fleet, before).index(200)
+    server_id = fleet.servers[number].state.server_id
+    engine = next(pid for pid, model in model_processes(server_id).items() if model == TARGET_MODEL)
+    output = stream()
+    text = next(output)
+    os.kill(engine if of_engine else psutil.Process(engine).ppid(), signal.SIGSTOP)
+
+    assert text + "".join(output) == expected
+    state = wait_for(lambda: (s := find_own(replica_dir(fleet.servers[0].run_dir, number + 1))) and s.restarts and s)
+    assert state.restart_reason == "it did not answer for 30 s"
+    wait_for(lambda: is_ready(fleet.servers[number].state))
+
+
 def test_a_fleet_serves_on_without_its_first_server(fleet: Fleet) -> None:
     """The last test of this fleet."""
     folder, first = fleet.servers[0].run_dir, fleet.state
@@ -147,7 +175,8 @@ def test_a_fleet_serves_on_without_its_first_server(fleet: Fleet) -> None:
         assert answer.finish_reason == "length"
 
     stopped = stop_fleet(folder)
-    assert stopped == fleet.servers[1].state
+    assert stopped is not None
+    assert stopped.server_id == fleet.servers[1].state.server_id
     assert not left_over(first.gateway_id)
     assert find_server(folder) is None
 

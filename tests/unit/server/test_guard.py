@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from pipeline.server import guard
+from pipeline.server import watch as module
 from pipeline.server.guard import GuardSpec
-from pipeline.server.processes import MARK, model_processes
-from pipeline.server.watch import ModelWatch
+from pipeline.server.processes import MARK, is_suspended, model_processes
+from pipeline.server.watch import HangWatch, ModelWatch
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for, wait_for_guard
 
@@ -111,7 +112,7 @@ def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_
     server = subprocess.Popen(["sleep", "600"])
     ends: list[guard._End] = []
     nowhere = "" if is_ready else "http://127.0.0.1:1"
-    spec = GuardSpec([], {}, str(tmp_path), "", SERVER, ready_url=nowhere, hang_seconds=PATIENCE_S)
+    spec = GuardSpec([], {}, str(tmp_path), "", SERVER, url=nowhere, hang_seconds=PATIENCE_S)
     waiting = threading.Thread(target=lambda: ends.append(guard._wait_for_end(server, [wake_read], spec)))
     waiting.start()
     try:
@@ -131,3 +132,57 @@ def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_
     assert end.reason == (
         "the process of the model tensorrt_llm died; was there too little memory?" if is_ready else ""
     )
+
+
+class FakeServer:
+    """A server that is ready, the clock, and the seconds that a check takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, url: str = "http://fake") -> None:
+        self.now, self.answers = 0.0, True
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(module, "_answers", lambda url: self.answers)
+        self.watch = HangWatch(SERVER, url, hang_seconds=60.0)
+        assert self.watch.is_ready()
+
+    def found(self, seconds: int) -> str:
+        """What the watch finds within a time, called once a second."""
+        for _ in range(seconds):
+            self.now += 1.0
+            if how := self.watch.hangs():
+                return how
+        return ""
+
+
+def test_a_server_that_does_not_answer_hangs(monkeypatch):
+    server = FakeServer(monkeypatch)
+    assert server.found(100) == ""
+
+    server.answers = False
+    assert server.found(24) == ""
+    server.answers = True  # one answer is enough
+    assert server.found(10) == ""
+    server.answers = False
+    assert server.found(40) == "it did not answer for 30 s"
+
+
+def test_a_server_with_a_suspended_model_hangs(start_model, monkeypatch):
+    model = start_model()
+    server = FakeServer(monkeypatch)
+    assert server.found(10) == ""
+
+    os.kill(model.pid, signal.SIGSTOP)
+    wait_for(lambda: is_suspended(model.pid))
+    assert server.found(40) == "it did not answer for 30 s"
+
+
+def test_a_server_that_was_suspended_with_its_guard_does_not_hang(monkeypatch):
+    server = FakeServer(monkeypatch)
+    assert server.found(10) == ""
+
+    server.answers = False
+    server.now += 3600.0
+    assert server.found(25) == ""
+
+
+def test_a_service_without_an_address_does_not_hang(monkeypatch):
+    assert FakeServer(monkeypatch, url="").found(100) == ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.config.places import places
 from pipeline.config.schema import GatewayConfig
 from pipeline.errors import ServerError
 from pipeline.server.command import is_plain
@@ -21,8 +24,13 @@ from pipeline.server.processes import shm_files
 from pipeline.server.server import stop_server
 from pipeline.server.service import Service, find_services
 from pipeline.server.state import STATE, find_server, is_ready
-from tests.servers import left_over, processes_of
+from tests.patience import PATIENCE_S
+from tests.servers import left_over, processes_of, wait_for
 from tests.unit.server.fake_server import FREE, assert_gone, slow_end, start, write
+
+
+def command_lines() -> list[str]:
+    return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
 
 
 def test_a_stopped_server_leaves_nothing_behind(fake, tmp_path):
@@ -130,8 +138,7 @@ def test_a_server_that_a_full_disk_leaves_without_a_state_does_not_run_on(fake, 
     with pytest.raises(OSError, match="No space"):
         start(tmp_path, detach=True)
 
-    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-    assert not [command for command in commands if str(tmp_path) in command]  # neither its guard
+    assert not [words for words in command_lines() if str(tmp_path) in words]  # neither its guard
 
 
 def test_a_gateway_whose_server_has_no_guard_does_not_run_on(fake, tmp_path, monkeypatch):
@@ -146,8 +153,25 @@ def test_a_gateway_whose_server_has_no_guard_does_not_run_on(fake, tmp_path, mon
         start(tmp_path, FREE.model_copy(update={"gateway": GatewayConfig()}), detach=True)
 
     assert find_services(tmp_path / "run") == []
-    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-    assert not [command for command in commands if str(tmp_path) in command]
+    assert not [words for words in command_lines() if str(tmp_path) in words]
+
+
+def test_a_gateway_whose_start_is_killed_before_its_server_has_a_guard_does_not_run_on(fake, tmp_path):
+    script = """
+import os, pathlib, sys
+from pipeline.config.schema import GatewayConfig
+from pipeline.server import server
+from pipeline.server.service import Service
+from tests.unit.server.fake_server import FREE, start
+sleeper = Service("gateway", ["sleep", "600"], {"PATH": "/usr/bin:/bin"}, {}, lambda: True)
+server.gateway_service = lambda *arguments: sleeper
+server.start_guard = lambda spec: os.kill(os.getpid(), 9)
+start(pathlib.Path(sys.argv[1]), FREE.model_copy(update={"gateway": GatewayConfig()}), detach=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=places().home, timeout=PATIENCE_S)
+
+    assert done.returncode == -signal.SIGKILL
+    wait_for(lambda: not [words for words in command_lines() if str(tmp_path) in words])
 
 
 def test_a_server_that_never_gets_ready_is_stopped(fake, tmp_path):

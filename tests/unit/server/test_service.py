@@ -47,14 +47,14 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
         stop_service(tmp_path / "run", state.name)
 
 
-def start(run_dir: Path, *services: Service, detach: bool = False) -> list[RunningService]:
-    running = [start_service(one, run_dir, detach=detach) for one in services]
+def start(run_dir: Path, *services: Service) -> list[RunningService]:
+    running = [start_service(one, run_dir) for one in services]
     wait_until_ready(running)
     return running
 
 
 def test_services_are_found_by_name_and_stopped_each_by_itself(run_dir):
-    door, back = start(run_dir, service("door"), service("back"), detach=True)
+    door, back = start(run_dir, service("door"), service("back"))
 
     assert find_services(run_dir) == [back.state, door.state]
     assert stop_service(run_dir, "door") == door.state
@@ -91,7 +91,7 @@ def test_a_service_that_a_full_disk_leaves_without_a_state_does_not_run_on(run_d
     monkeypatch.setattr("pipeline.server.service.write_whole", full)
 
     with pytest.raises(OSError, match="No space"):
-        start(run_dir, service(), detach=True)
+        start(run_dir, service())
 
     commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not [command for command in commands if str(run_dir) in command]  # neither its guard
@@ -117,7 +117,7 @@ def test_a_service_that_does_not_get_ready_is_named(run_dir):
 
 
 def test_what_a_killed_guard_left_running_is_ended(run_dir):
-    (door,) = start(run_dir, service(), detach=True)
+    (door,) = start(run_dir, service())
     guard = psutil.Process(door.state.guard_pid)
     guard.kill()
     guard.wait()
