@@ -16,6 +16,7 @@ from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import Backend, Note
 from pipeline.engine.command import MakeCommand, StartCommand
 from pipeline.engine.traits import TargetTraits
+from pipeline.errors import ServerError
 from pipeline.repository.names import TARGET_MODEL
 
 if TYPE_CHECKING:
@@ -57,6 +58,14 @@ class InProcessBackend(Backend):
         from pipeline.repository.model_config import python_target
 
         return [python_target(resolved, artifact)]
+
+    def check_served(self, resolved: ResolvedConfig) -> None:
+        if resolved.profile.engine.lookahead_parallel > 1:
+            raise ServerError(
+                f"engine.lookahead_parallel = {resolved.profile.engine.lookahead_parallel} runs in process only "
+                "(bench, verify, tune, experiments); a server runs the engine in one process. Use "
+                "engine.lookahead_parallel = 1."
+            )
 
     def check_start(self, resolved: ResolvedConfig, places: Places) -> str:
         from pipeline.server.installation import usable_installation

@@ -14,6 +14,7 @@ from pipeline.engine.backend import Backend, Runtime, backend_of
 from pipeline.engine.fingerprint import device_architecture, library_versions
 from pipeline.engine.torch import build
 from pipeline.engine.traits import TargetTraits
+from pipeline.errors import ServerError
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
@@ -41,15 +42,7 @@ class TorchBackend(InProcessBackend):
             yield fault("device", text)
 
     def faults(self, resolved: ResolvedConfig) -> Iterator[Fault]:
-        for name, number in resolved.model.parallelism:
-            if number > 1:
-                yield fault(
-                    f"model.parallelism.{name}",
-                    f"found {number}; the torch backend runs a model on one device.",
-                    "Set it to 1, or use backend: tensorrt_llm.",
-                    uses=(f"model.parallelism.{name}", "backend"),
-                    fixes=(f"model.parallelism.{name}=1",),
-                )
+        yield from faults_of_ranks(resolved)
         yield from super().faults(resolved)
 
     check = staticmethod(build.check)
@@ -78,6 +71,52 @@ class TorchBackend(InProcessBackend):
 
         first = self.traits(resolved)[0]
         return [python_target(resolved, artifact, extended=first.extended, strict_mode=first.mode)]
+
+    def check_served(self, resolved: ResolvedConfig) -> None:
+        if (ranks := resolved.model.parallelism.tensor) > 1:
+            raise ServerError(
+                f"model.parallelism.tensor = {ranks} of the torch backend runs in process only (bench, verify, tune, "
+                "experiments). Use model.parallelism.tensor = 1, or backend: tensorrt_llm."
+            )
+        super().check_served(resolved)
+
+
+def faults_of_ranks(resolved: ResolvedConfig) -> Iterator[Fault]:
+    """Faults of parallelism that the torch engine does not support."""
+    model, profile = resolved.model, resolved.profile
+    tensor, parallel = model.parallelism.tensor, profile.engine.lookahead_parallel
+    if model.parallelism.pipeline > 1:
+        yield fault(
+            "model.parallelism.pipeline",
+            f"found {model.parallelism.pipeline}; the torch backend has no pipeline parallelism.",
+            "Set it to 1, or use backend: tensorrt_llm.",
+            uses=("model.parallelism.pipeline", "backend"),
+            fixes=("model.parallelism.pipeline=1",),
+        )
+    if tensor > 1 and parallel > 1:
+        yield fault(
+            "engine.lookahead_parallel",
+            f"found {parallel}, and model.parallelism.tensor is {tensor}; the torch backend does not combine them.",
+            "Set one of them to 1.",
+            uses=("engine.lookahead_parallel", "model.parallelism.tensor"),
+            fixes=("engine.lookahead_parallel=1",),
+        )
+    if model.shape is not None and (num_heads := model.shape.num_key_value_heads) % tensor:
+        yield fault(
+            "model.parallelism.tensor",
+            f"found {tensor}, which does not divide the {num_heads} key/value heads of {model.name}.",
+            "Choose a number that does.",
+            uses=("model.parallelism.tensor", "model.shape.num_key_value_heads"),
+            fixes=("model.parallelism.tensor=1",),
+        )
+    if tensor > 1 and profile.engine.quantization != "none":
+        yield fault(
+            "engine.quantization",
+            f"found '{profile.engine.quantization}', which does not work with model.parallelism.tensor = {tensor} "
+            "ranks.",
+            "Use 'none', or a single rank.",
+            uses=("engine.quantization", "model.parallelism.tensor"),
+        )
 
 
 BACKEND: Backend = TorchBackend()

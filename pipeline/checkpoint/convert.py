@@ -37,8 +37,10 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
     import transformers
 
     where = str(checkpoint.folder / (checkpoint.gguf_file or ""))
-    # Suppress its table of missing tensors, because the errors below report them.
-    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
+    # Suppress its table of missing tensors, because the errors below report them. A level of that logger makes it list
+    # layers without tensor parallelism, too.
+    for name in ("modeling_utils", "distributed.tensor_parallel"):
+        logging.getLogger(f"transformers.{name}").setLevel(logging.ERROR)
     if quantization := getattr(config, "quantization_config", None):
         quantization["dequantize"] = True  # otherwise transformers keeps the layers quantized on a machine with a GPU
     model_class = getattr(transformers, checkpoint.architecture)

@@ -80,9 +80,9 @@ draft trees and the KV cache after a commit with transformers' own plain passes,
 the test's sequences. The column attention is the attention of the modelling code. int8 is `engine.quantization: int8`.
 
 The column pass is the implementation of the forward pass. `lean` is the engine's own pass for CPUs in float32, bfloat16
-and int8 (see [cpu-engine.md](cpu-engine.md)). These families use the pass of transformers on CUDA, in float16,
-and for a checkpoint with partial rotary embeddings or an activation other than SiLU. `transformers` is the modelling
-code of transformers, whose int8 rounds only weights.
+and int8 (see [cpu-engine.md](cpu-engine.md)). These families use the pass of transformers on CUDA, in float16, in
+with `model.parallelism.tensor` above 1, and for a checkpoint with partial rotary embeddings
+or an activation other than SiLU. `transformers` is the modelling code of transformers, whose int8 rounds only weights.
 
 | class in config.json | family | attention | pass | int8 |
 | --- | --- | --- | --- | --- |

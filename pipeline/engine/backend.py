@@ -125,6 +125,10 @@ class Backend(BackendSettings, Protocol):
         """Folder whose config.json states vocab_size."""
         return artifact.engine_dir
 
+    def check_served(self, resolved: ResolvedConfig) -> None:
+        """Raise ServerError for settings that cannot be served."""
+        return
+
     def check_start(self, resolved: ResolvedConfig, places: Places) -> str:
         """Return the name of the server program. Raises ServerError if this machine cannot serve. Called before an
         engine is built."""

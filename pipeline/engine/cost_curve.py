@@ -3,8 +3,8 @@ planner.
 
     <engines>/<model>/.costs/<digest of the key>.json
 
-The key holds everything that the time of a pass depends on, such as the weights in the files and the processor. It does
-not hold the limits of a profile, so all profiles of a model with one quantization share a curve.
+The key holds everything that the time of a pass depends on: the weights in the files, the processor, the number of
+processes. It does not hold the limits of a profile, so all profiles of a model with one quantization share a curve.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class CostKey(Frozen):
     processor: str = Field(description="Name of the processor or GPU.")
     num_cores: int = Field(ge=1)
     num_threads: int | None = Field(None, description="Threads of a pass, if not one per core.")
+    processes: str = Field(description="Number of processes of a pass, and the setting that asks for them.")
 
 
 class CostCurveFile(Frozen):
@@ -78,6 +79,7 @@ class CostCurveFile(Frozen):
 def cost_key(artifact: Artifact) -> CostKey:
     """The key of an artifact's cost curve on this machine."""
     fingerprint, resolved = artifact.manifest.fingerprint, artifact.resolved
+    setting, num_ranks = resolved.ranks
     num_cores, threads = available_cores(), num_threads(resolved.profile.server.replicas)
     return CostKey(
         files=backend_of(fingerprint.backend).files_digest(fingerprint),
@@ -85,6 +87,7 @@ def cost_key(artifact: Artifact) -> CostKey:
         processor=_gpu_name() if resolved.device == "cuda" else cpu_name(),
         num_cores=num_cores,
         num_threads=None if threads == num_cores else threads,
+        processes="1" if num_ranks == 1 else f"{setting} = {num_ranks}",
     )
 
 

@@ -52,8 +52,9 @@ def check_start(resolved: ResolvedConfig, places: Places) -> str:
 def prepare(
     resolved: ResolvedConfig, places: Places, out_dir: Path | None = None, note: Note = lambda text: None
 ) -> PreparedServer:
-    """Build the engine, and render the repository to out_dir or beside the engine. Raises the errors of
-    `create_drafter` and `planned_engine`."""
+    """Build the engine, and render the repository to out_dir or beside the engine. Raises ServerError for settings that
+    only work in process, and the errors of `create_drafter` and `planned_engine`."""
+    backend_of(resolved.backend).check_served(resolved)
     # Numba takes a while to load, and most users of this module build nothing.
     from pipeline.decoding.create import create_drafter
     from pipeline.decoding.sources.trie import TrieSource

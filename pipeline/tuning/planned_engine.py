@@ -150,13 +150,21 @@ def _measure_and_save(
 @contextmanager
 def _measured(artifact: Artifact, grid: CostGrid, batch_sizes: Sequence[int]) -> Iterator[Engine]:
     """Load the engine with limits for a grid's passes, and the largest of the batch sizes whose KV cache fits into
-    memory. Raises BuildError if the artifact is removed meanwhile."""
+    memory. Its further processes, if any, end with the block. Raises BuildError if the artifact is removed
+    meanwhile."""
+    from pipeline.engine.parallel import ParallelEngine
+
+    engine: Engine | None = None
     try:
-        yield _load(artifact, grid, sorted(batch_sizes, reverse=True))
+        engine = _load(artifact, grid, sorted(batch_sizes, reverse=True))
+        yield engine
     except OSError as error:
         if artifact.engine_dir.is_dir() and artifact.tokenizer_dir.is_dir():
             raise
         raise BuildError(f"{artifact.folder} was removed during a measurement. Run the command again.") from error
+    finally:
+        if isinstance(engine, ParallelEngine):
+            engine.close()
 
 
 def _load(artifact: Artifact, grid: CostGrid, batch_sizes: Sequence[int]) -> Engine:

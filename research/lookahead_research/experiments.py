@@ -14,13 +14,13 @@ import numpy as np
 
 from lookahead_research.known_outputs import ALL_TASKS, ReplayRow
 from lookahead_research.replay import replay
-from lookahead_research.split import split_tree
 from pipeline.config.schema import LookaheadConfig, Retrieval, TrieDraftConfig, WindowDraftConfig
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.planner import FixedPlanner, PlanItem
 from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.window import WindowSource
+from pipeline.decoding.split import split_tree
 from pipeline.decoding.tree import DraftTree
 from pipeline.decoding.trie import Trie
 from pipeline.engine.contract import Engine

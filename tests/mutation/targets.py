@@ -28,7 +28,7 @@ _DRAFTS = ("estimator", "learning", "recorded")
 _CONTENT = ("text_trie", "merging", "random_operations", "snapshot")
 TARGETS = (
     *map(_decoding, ("accept", "tree", "growth", "planner", "sampling", "cost", "calibration", "continuations")),
-    *map(_decoding, ("reliability", "lookahead", "pool", "learned_state", "strategy")),
+    *map(_decoding, ("reliability", "lookahead", "pool", "split", "learned_state", "strategy")),
     _decoding("mixing", "mixing", "drafter_recorded"),
     Target(
         "pipeline/decoding/log_probs.py",

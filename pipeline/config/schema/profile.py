@@ -29,6 +29,13 @@ class EngineConfig(Frozen):
         "CPU in float32 the families of the lean pass also quantize each activation row, and sum exactly in integers "
         "(docs/cpu-engine.md). TensorRT-LLM's formats are under tensorrt_llm.quantization.",
     )
+    lookahead_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Number of processes of the torch backend with a copy of the model each, which split every draft "
+        "tree (lookahead parallelism). In process only: bench, verify, tune, experiments.",
+    )
     strict_tensorrt_llm: bool = Field(
         False,
         description="Torch engine only: emulate the inputs, outputs and refusals of the TensorRT-LLM engine in the "

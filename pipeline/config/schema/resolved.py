@@ -23,3 +23,10 @@ class ResolvedConfig(Frozen):
         """The same config with other settings in a section of its profile. They are not validated."""
         changed = getattr(self.profile, section).model_copy(update=settings)
         return self.model_copy(update={"profile": self.profile.model_copy(update={section: changed})})
+
+    @property
+    def ranks(self) -> tuple[str, int]:
+        """The setting that distributes the torch engine over processes, and their number; at least one of the two
+        settings is 1."""
+        tensor, parallel = self.model.parallelism.tensor, self.profile.engine.lookahead_parallel
+        return ("model.parallelism.tensor", tensor) if tensor > 1 else ("engine.lookahead_parallel", parallel)

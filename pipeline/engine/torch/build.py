@@ -35,6 +35,8 @@ def check(resolved: ResolvedConfig) -> None:
     int8 is requested."""
     architecture = resolved.model.architecture
     check_architecture(architecture, f"The model {resolved.model.name}")
+    if resolved.model.parallelism.tensor > 1:
+        _check_tensor_parallel(architecture)
     if not _is_int8(resolved):
         return
     if architecture in UNQUANTIZED:
@@ -72,7 +74,8 @@ def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
 def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
     """Fingerprint of a torch engine built now on this machine. Raises BuildError if a library or the device is
     missing."""
-    sizes = resolved.profile.engine.model_dump(mode="json")
+    # An engine does not depend on the number of processes.
+    sizes = resolved.profile.engine.model_dump(mode="json", exclude={"lookahead_parallel"})
     flags: dict[str, Flag] = {f"engine.{name}": value for name, value in sizes.items()} | {"pass": _pass(resolved)}
     libraries, device = library_versions("torch", LIBRARIES), device_architecture(resolved.device)
     return Fingerprint.of(resolved, checkpoint_hash, libraries, device, flags)
@@ -133,6 +136,16 @@ def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, f
         save_quantized(model, folder / ENGINE)
     else:
         model.save_pretrained(folder / ENGINE)
+
+
+def _check_tensor_parallel(architecture: str) -> None:
+    import transformers
+
+    if not getattr(transformers, architecture).config_class.base_model_tp_plan:
+        raise BuildError(
+            f"model.parallelism.tensor needs a tensor-parallel plan in transformers, and there is none for "
+            f"{architecture}. Use model.parallelism.tensor = 1."
+        )
 
 
 def _pass(resolved: ResolvedConfig) -> str:

@@ -31,8 +31,11 @@ _LARGE_STEP = 64
 class TorchEngine(SlotEngine):
     """Implements `pipeline.engine.contract.Engine`. Owns the model, and changes its layers to faster forms."""
 
-    def __init__(self, model: PreTrainedModel, limits: EngineLimits, num_slots: int | None = None) -> None:
-        """num_slots: rows of the KV cache; those beyond `limits.max_batch_size` keep finished sequences for reuse."""
+    def __init__(
+        self, model: PreTrainedModel, limits: EngineLimits, num_slots: int | None = None, num_shards: int | None = None
+    ) -> None:
+        """num_slots: rows of the KV cache; those beyond `limits.max_batch_size` keep finished sequences for reuse.
+        num_shards: for a tensor-parallel model, number of parts of its key/value heads; its layers are not changed."""
         self._model = model.eval()
         config = model.config.get_text_config()
         parameter = next(model.parameters())
@@ -40,16 +43,18 @@ class TorchEngine(SlotEngine):
         num_kv_heads, head_dim = kv_heads(config)
         self._group_size = config.num_attention_heads // num_kv_heads
         num_slots = slots_for(limits.max_batch_size) if num_slots is None else num_slots
-        shape = (config.num_hidden_layers, num_slots, num_kv_heads, limits.max_seq_len, head_dim)
+        num_own_heads = num_kv_heads // (num_shards or 1)
+        shape = (config.num_hidden_layers, num_slots, num_own_heads, limits.max_seq_len, head_dim)
         self._cache = SlotCache(shape, self._dtype, self._device)
         super().__init__(limits, self._cache, num_slots)
         self._sliding_window: int | None = getattr(config, "sliding_window", None) or None  # Qwen2-MoE: 0 for none
         self._attention = SlotAttention(self._cache)
         # transformers looks up attention functions by name, so each engine registers its own under another name.
         use_attention(model, self._attention, f"slot_tree_{next(_engine_numbers)}")
-        fuse_layers(model)
-        if self._dtype == torch.float32:
-            pack_linears(model)
+        if num_shards is None:
+            fuse_layers(model)
+            if self._dtype == torch.float32:
+                pack_linears(model)
 
     @torch.inference_mode()
     def _compute(self, segments: Sequence[Segment], wanted: IntArray) -> TorchLogits:

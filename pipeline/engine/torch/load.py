@@ -7,27 +7,39 @@ from pipeline.config.threads import num_threads
 from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import EngineLimits
+from pipeline.engine.parallel import ParallelEngine
 from pipeline.engine.torch.lean.plan import read_plan
 from pipeline.engine.torch.slots import SlotEngine
 from pipeline.errors import BuildError
 
 
-def load_engine(artifact: Artifact) -> SlotEngine:
-    """Load the weights and allocate the KV cache. Raises BuildError if the device is missing."""
+def load_engine(artifact: Artifact) -> SlotEngine | ParallelEngine:
+    """Load the weights and allocate the KV cache. With engine.lookahead_parallel or model.parallelism.tensor, start
+    further processes, which end with this one. Raises BuildError if the device is missing."""
+    _, num_ranks = artifact.resolved.ranks
+    if num_ranks == 1:
+        return load_rank(artifact, 0, num_threads(artifact.resolved.profile.server.replicas))
+    from pipeline.engine.torch.ranks import start_ranks
+
+    return start_ranks(artifact)
+
+
+def load_rank(artifact: Artifact, rank: int, num_threads: int) -> SlotEngine:
+    """Load the engine of one process. rank: also the number of its CUDA device. num_threads: of a pass on the CPU. With
+    tensor parallelism all ranks must load at the same time."""
     if artifact.resolved.device == "cuda":
         _require_cuda(artifact)
     warm_up()
-    threads = num_threads(artifact.resolved.profile.server.replicas)
     plan = read_plan(artifact.engine_dir)
     if plan is None:
         from pipeline.engine.torch.load_transformers import load_transformers
 
-        return load_transformers(artifact, threads)
+        return load_transformers(artifact, rank, num_threads)
     if artifact.resolved.model.architecture in WITHOUT_WINDOWS:  # earlier builds copied windows that models ignore
         plan = plan.model_copy(update={"windows": (0,) * plan.num_layers})
     from pipeline.engine.torch.lean.engine import LeanEngine
 
-    return LeanEngine(artifact.engine_dir, plan, limits_of(artifact, plan.vocab_size), threads)
+    return LeanEngine(artifact.engine_dir, plan, limits_of(artifact, plan.vocab_size), num_threads)
 
 
 def _require_cuda(artifact: Artifact) -> None:

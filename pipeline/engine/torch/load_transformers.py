@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from pipeline.engine.artifact import Artifact
@@ -14,13 +15,14 @@ from pipeline.engine.torch.quantized_files import load_quantized
 from pipeline.errors import BuildError
 
 
-def load_transformers(artifact: Artifact, num_threads: int) -> TorchEngine:
-    """Load the engine; see `load_engine`. num_threads: of a pass on the CPU. Raises BuildError if the
-    kernels for int8 are missing."""
+def load_transformers(artifact: Artifact, rank: int, num_threads: int) -> TorchEngine:
+    """Load the engine of one process; see `load_rank`. Raises BuildError if the kernels for int8 are missing."""
     resolved = artifact.resolved
+    device = f"cuda:{rank}" if resolved.device == "cuda" else "cpu"
     torch.set_num_threads(min(torch.get_num_threads(), num_threads))
     transformers_logging.disable_progress_bar()  # commands show their own progress
     sizes, dtype = resolved.profile.engine, getattr(torch, resolved.dtype)
+    num_shards = resolved.model.parallelism.tensor
     if sizes.quantization == "int8":
         if not can_quantize():
             raise BuildError(
@@ -28,8 +30,33 @@ def load_transformers(artifact: Artifact, num_threads: int) -> TorchEngine:
                 "of torch does not have. Use --set engine.quantization=none."
             )
         model = load_quantized(artifact.engine_dir, dtype)
+    elif num_shards > 1:
+        model = _load_shard(artifact, dtype, num_shards)
     else:
         model = AutoModelForCausalLM.from_pretrained(artifact.engine_dir, dtype=dtype, local_files_only=True)
-        model = model.to(resolved.device)
+        model = model.to(device)
     limits = limits_of(artifact, model.config.get_text_config().vocab_size)
-    return TorchEngine(model, limits)
+    return TorchEngine(model, limits, num_shards=head_shards(model.config, num_shards) if num_shards > 1 else None)
+
+
+def head_shards(config: PretrainedConfig, num_shards: int) -> int:
+    """Number of parts of the key/value heads in the tensor-parallel plan; some families gather them before
+    attention."""
+    kinds = [
+        kind
+        for name, kind in config.base_model_tp_plan.items()
+        if name.endswith(("k_proj", "qkv_proj", "query_key_value"))
+    ]
+    return num_shards if kinds and all(kind == "colwise" for kind in kinds) else 1
+
+
+def _load_shard(artifact: Artifact, dtype: torch.dtype, num_shards: int) -> PreTrainedModel:
+    """This rank's shard of the model, by the plan of transformers. `build.check` has checked that there is a plan,
+    `start_ranks` that the number of shards is possible."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        artifact.engine_dir,
+        dtype=dtype,
+        local_files_only=True,
+        distributed_config=DistributedConfig(tp_size=num_shards, tp_plan="auto"),
+    )
+    return model

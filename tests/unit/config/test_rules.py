@@ -48,8 +48,23 @@ KEYS = f"server.api_keys=[{{tenant: alice, key_sha256: {'ab' * 32}}}]"
         (["drafting.strategy=trie", "drafting.sources=[{kind: recycling}]"], "needs one of trie, prompt"),
         (["device=cuda"], "torch finds no CUDA device"),
         (["backend=tensorrt_llm", "device=cpu"], "backend tensorrt_llm needs a GPU"),
-        (["model.parallelism.pipeline=2"], "found 2; the torch backend runs a model on one device"),
-        (["model.parallelism.tensor=2"], "model.parallelism.tensor: found 2; the torch backend runs a model on one"),
+        (["model.parallelism.pipeline=2"], "the torch backend has no pipeline parallelism"),
+        (
+            ["model.parallelism.tensor=2", "engine.lookahead_parallel=2"],
+            "engine.lookahead_parallel: found 2, and model.parallelism.tensor is 2; the torch backend does not combine",
+        ),
+        (
+            [
+                "model.parallelism.tensor=3",
+                "model.shape={hidden_size: 64, intermediate_size: 96, num_layers: 2, num_attention_heads: 4, "
+                "num_key_value_heads: 2, head_size: 16, vocab_size: 512}",
+            ],
+            "model.parallelism.tensor: found 3, which does not divide the 2 key/value heads",
+        ),
+        (
+            ["model.parallelism.tensor=2", "engine.quantization=int8"],
+            "found 'int8', which does not work with model.parallelism.tensor = 2 ranks",
+        ),
         (["model.lookahead.latncy.max_window_size=3"], "model.lookahead.latncy.max_ngram_size: is missing"),
         (
             ["model.lookahead.fast={max_window_size: 2, max_ngram_size: 2, max_verification_set_size: 1}"],

@@ -1,4 +1,4 @@
-"""Stored cost curves are found by weights and machine, state the load of the machine, and are
+"""Stored cost curves are found by weights, machine and number of processes, state the load of the machine, and are
 refused when damaged."""
 
 from __future__ import annotations
@@ -84,6 +84,17 @@ def test_each_number_of_threads_has_a_curve_of_its_own(tmp_path: Path, monkeypat
         monkeypatch.setenv(NUM_THREADS, threads or "")
         paths.add(cost_curve_path(artifact(tmp_path, *settings)))
     assert len(paths) == 3
+
+
+def test_each_number_and_kind_of_processes_has_its_own(tmp_path: Path) -> None:
+    kinds = [(), ("engine.lookahead_parallel=2",), ("engine.lookahead_parallel=3",), ("model.parallelism.tensor=2",)]
+    for number, kind in enumerate(kinds, start=1):
+        assert load_cost_curve(artifact(tmp_path, *kind)) is None
+        save_cost_curve(artifact(tmp_path, *kind), (CostPoint(1, 1, 128, number / 100),), IDLE)
+    for number, kind in enumerate(kinds, start=1):
+        stored = load_cost_curve(artifact(tmp_path, *kind))
+        assert stored is not None
+        assert stored.points[0].seconds == number / 100
 
 
 def test_the_file_says_whether_the_machine_was_busy(tmp_path: Path) -> None:

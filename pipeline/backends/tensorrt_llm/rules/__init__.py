@@ -40,10 +40,14 @@ def check(resolved: ResolvedConfig) -> BuildContext:
 
 def faults_of_profile(profile: ProfileConfig, hardware: Hardware | None = None) -> Iterator[Fault]:
     """Faults of settings that only work with other backends."""
+    engine, found = profile.engine, list[tuple[str, object, str, str]]()
     if profile.device == "cpu":
-        fault = wrong("device", "cpu", "backend tensorrt_llm needs a GPU", "Use backend: torch on a CPU.")
-        yield replace(fault, uses=("device", "backend"))
-    if (quantization := profile.engine.quantization) != "none":
-        remedy = "Use backend: torch or, for TensorRT-LLM, 'none' and tensorrt_llm.quantization: int8_wo."
-        fault = wrong("engine.quantization", quantization, "a format of the torch backend", remedy)
-        yield replace(fault, uses=("engine.quantization", "backend"))
+        found.append(("device", profile.device, "backend tensorrt_llm needs a GPU", "on a CPU"))
+    if engine.quantization != "none":
+        same = "or, for TensorRT-LLM, 'none' and tensorrt_llm.quantization: int8_wo"
+        found.append(("engine.quantization", engine.quantization, "a format of the torch backend", same))
+    if engine.lookahead_parallel != 1:
+        reason = "TensorRT-LLM has no lookahead parallelism"
+        found.append(("engine.lookahead_parallel", engine.lookahead_parallel, reason, "or 1"))
+    for key, value, reason, remedy in found:
+        yield replace(wrong(key, value, reason, f"Use backend: torch {remedy}."), uses=(key, "backend"))

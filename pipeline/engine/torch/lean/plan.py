@@ -59,7 +59,11 @@ class LeanPlan(Frozen):
 def lean_kind(resolved: ResolvedConfig) -> Kind | None:
     """Type of the weights under these settings; None if they do not permit the lean pass. The checkpoint's config.json
     must permit it too."""
-    if resolved.device != "cpu" or resolved.model.architecture not in LEAN_ARCHITECTURES:
+    if (
+        resolved.device != "cpu"
+        or resolved.model.parallelism.tensor > 1
+        or resolved.model.architecture not in LEAN_ARCHITECTURES
+    ):
         return None
     if resolved.profile.engine.quantization == "int8":
         return "int8"

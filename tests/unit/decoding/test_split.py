@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lookahead_research.split import split_tree
 
 from pipeline.decoding.lookahead import Window
+from pipeline.decoding.split import split_tree
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, chain, tree_from_lists
 
 

@@ -1,0 +1,187 @@
+"""Lookahead parallelism (arXiv 2402.02057): several ranks, each with the whole model, split every draft tree.
+
+    leader      scheduler -> verify -> split the trees -> its own part -> choices of all nodes -> accept -> commit
+                                 |  sent                      ^  collected
+    follower                     +-> its part of every tree --+
+
+The ranks communicate once per step. The leader sends the trees and the tokens accepted since, and collects the target's
+choice for every node. Only sampling (whole rows of logits) and token recycling (candidates) collect more. Each row of
+logits comes from one rank.
+
+A rank lacks the KV of accepted nodes that another rank verified. They stay pending there and are part of its next pass.
+The leader implements `Engine`, so schedulers do not depend on ranks.
+
+With tensor parallelism each rank holds a shard of every layer instead. All ranks verify the whole tree (`whole_tree`),
+and the leader has all logits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.decoding.split import split_tree
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
+from pipeline.engine.contract import Engine, EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
+from pipeline.engine.rank import Order, Rank, Share
+from pipeline.errors import RequestError
+
+
+class Leader(Protocol):
+    """The leader's connection to its followers."""
+
+    @property
+    def num_ranks(self) -> int: ...
+
+    def send(self, orders: Sequence[Order]) -> None:
+        """Send orders to all followers."""
+
+    def collect(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Receive the arrays of all followers and return their sum with `mine`."""
+
+    def close(self) -> None: ...
+
+
+class ParallelSequence:
+    """The leader's view of a sequence. A rank may have less of its KV."""
+
+    def __init__(self, number: int, token_ids: IntArray, num_reused_tokens: int) -> None:
+        self.number = number
+        self.num_cached_tokens = self.num_reused_tokens = num_reused_tokens
+        self.tokens: list[int] = np.asarray(token_ids).tolist()
+        self.released = False
+
+    @property
+    def pending(self) -> Sequence[int]:
+        return self.tokens[self.num_cached_tokens :]
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLogits:
+    """Logits of one tree, computed by one or more ranks. number: of the sequence."""
+
+    engine: ParallelEngine
+    number: int
+    choices: IntArray
+
+    def row(self, index: int) -> FloatArray:
+        return self.engine.row(self.number, index)
+
+    def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
+        return self.engine.top_k(self.number, k)
+
+    def pending(self) -> list[FloatArray]:
+        return []
+
+
+class ParallelEngine:
+    """Implements `pipeline.engine.contract.Engine` over several ranks. engine: that of rank 0, the leader."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        leader: Leader,
+        split: Callable[[DraftTree, int], list[IntArray]] = split_tree,
+    ) -> None:
+        """split: returns the nodes of a tree that each rank verifies."""
+        self.limits: EngineLimits = engine.limits
+        self._split = split
+        self._rank = Rank(engine, 0)
+        self._leader = leader
+        self._numbers = itertools.count()
+        self._orders: list[Order] = []  # sent together with the next order that has a result
+
+    def open(self, token_ids: IntArray, reuse: bool = True) -> ParallelSequence:
+        if not reuse:
+            raise RequestError(
+                "log probabilities and logits of the prompt need an engine in one process; leave them out, or serve "
+                "without engine.lookahead_parallel and tensor parallelism"
+            )
+        number = next(self._numbers)
+        opened = self._rank.open(number, token_ids)
+        self._orders.append(Order("open", (number, token_ids)))
+        return ParallelSequence(number, token_ids, opened.num_reused_tokens)
+
+    def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
+        shares: list[Share] = []
+        num_rows = 0
+        for item in items:
+            sequence = _own(item.sequence)
+            num_pending = len(sequence.pending) if item.num_pending is None else item.num_pending
+            sequence.num_cached_tokens += num_pending
+            first_row = None if sequence.pending else num_rows
+            parts = self._split(item.tree, self._leader.num_ranks)
+            shares.append(Share(sequence.number, item.tree, sequence.num_cached_tokens, first_row, parts))
+            num_rows += 0 if first_row is None else len(item.tree) + 1
+        self._send(Order("verify", (shares, num_rows)))
+        choices = self._leader.collect(self._rank.verify(shares, num_rows))
+        return [
+            None
+            if share.first_row is None
+            else ParallelLogits(self, share.number, choices[share.first_row : share.first_row + len(share.tree) + 1])
+            for share in shares
+        ]
+
+    def row(self, number: int, index: int) -> FloatArray:
+        """[vocab] logits of one row of a sequence's last tree."""
+        arguments = (number, index, self.limits.vocab_size)
+        if self._rank.owns(number, index):
+            return self._rank.row(*arguments)
+        self._send(Order("row", arguments))
+        return self._leader.collect(self._rank.row(*arguments))
+
+    def top_k(self, number: int, k: int) -> tuple[IntArray, FloatArray]:
+        """[n + 1, k] most probable tokens and their probabilities, of a sequence's last tree."""
+        ids, bits = mine = self._rank.top_k(number, k)
+        if not self._rank.owns(number):
+            self._send(Order("top_k", (number, k)))
+            ids, bits = self._leader.collect(mine)
+        return ids, bits.view(np.float32)
+
+    def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
+        own = _own(sequence)
+        arguments = (own.number, [int(node) for node in nodes], [int(token) for token in token_ids])
+        self._orders.append(Order("commit", arguments))
+        self._rank.commit(*arguments)
+        own.tokens += arguments[2]
+        own.num_cached_tokens += len(nodes)
+
+    def release(self, sequence: EngineSequence) -> None:
+        own = _own(sequence)
+        if not own.released:
+            own.released = True
+            self._orders.append(Order("release", (own.number,)))
+            self._rank.release(own.number)
+
+    def forget_cached(self) -> None:
+        """Drop the KV of released sequences on all ranks."""
+        self._orders.append(Order("forget_cached", ()))
+        self._rank.forget_cached()
+
+    @property
+    def reuse(self) -> ReuseCounters:
+        """Counts of the leader's engine. All ranks open the same sequences."""
+        return self._rank.engine.reuse
+
+    def close(self) -> None:
+        """End the followers. Calling it again does nothing."""
+        self._leader.close()
+
+    def _send(self, order: Order) -> None:
+        self._leader.send([*self._orders, order])
+        self._orders.clear()
+
+
+def whole_tree(tree: DraftTree, num_ranks: int) -> list[IntArray]:
+    """The split for tensor parallelism, where all ranks compute every node together."""
+    return [np.arange(len(tree), dtype=np.int32)] * num_ranks
+
+
+def _own(sequence: EngineSequence) -> ParallelSequence:
+    assert isinstance(sequence, ParallelSequence), "the sequence belongs to another engine"
+    return sequence

@@ -1,0 +1,145 @@
+"""One rank of an engine in several processes: its part of every tree, and the loop of a follower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, select_nodes
+from pipeline.engine.contract import Engine, EngineSequence, NodeLogits, VerifyItem
+
+
+class Order(NamedTuple):
+    """A method of `Rank` and its arguments."""
+
+    name: str
+    arguments: tuple[Any, ...]
+
+
+class Follower(Protocol):
+    """A follower's connection to its leader, such as a `multiprocessing` connection."""
+
+    def recv(self) -> list[Order]:
+        """Wait for the next orders. Raises EOFError if the leader has ended."""
+
+    def send(self, mine: npt.NDArray[Any]) -> None:
+        """Send this rank's result to the leader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Work of the ranks for one sequence in a pass. end: number of its computed tokens after the pass. first_row: index
+    of the tree's first row among the rows of the pass, None if tokens stay pending. parts: nodes of each rank."""
+
+    number: int
+    tree: DraftTree
+    end: int
+    first_row: int | None
+    parts: list[IntArray]
+
+
+def owners_of(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
+    """[n + 1] the rank that reports the logits of the root and of each node: the first one that verifies it."""
+    owners = np.zeros(num_nodes + 1, np.int32)
+    for rank in reversed(range(len(parts))):
+        owners[parts[rank] + 1] = rank
+    owners[0] = 0
+    return owners
+
+
+class Rank:
+    """An engine and its sequences, under numbers that are the same on all ranks."""
+
+    def __init__(self, engine: Engine, rank: int) -> None:
+        self.engine = engine
+        self._rank = rank
+        self._sequences: dict[int, EngineSequence] = {}
+        # Previous pass, per sequence: logits of this rank's part, and for each row of the whole tree its row in them,
+        # or -1 if another rank reports it.
+        self._logits: dict[int, tuple[NodeLogits, IntArray]] = {}
+        self._parts: dict[int, dict[int, int]] = {}
+
+    def open(self, number: int, token_ids: IntArray) -> EngineSequence:
+        sequence = self._sequences[number] = self.engine.open(token_ids)
+        return sequence
+
+    def verify(self, shares: Sequence[Share], num_rows: int) -> npt.NDArray[np.int32]:
+        """[num_rows] the target's choices in the rows that this rank reports, zero elsewhere."""
+        rows = np.zeros(num_rows, np.int32)
+        self._logits.clear()
+        self._parts.clear()
+        chosen: list[Share] = []
+        items: list[VerifyItem] = []
+        for share in shares:
+            sequence, part = self._sequences[share.number], share.parts[self._rank]
+            # Accepted nodes that other ranks verified are pending here. This rank's cache may hold more of a prompt
+            # than the leader's.
+            num_pending = share.end - sequence.num_cached_tokens
+            if num_pending > 0:
+                keep = np.zeros(len(share.tree), np.bool_)
+                keep[part] = True
+                chosen.append(share)
+                items.append(VerifyItem(sequence, select_nodes(share.tree, keep), num_pending))
+        results = self.engine.verify(items) if items else []
+        for share, logits in zip(chosen, results, strict=True):
+            if logits is None or share.first_row is None:
+                continue
+            part = share.parts[self._rank]
+            self._parts[share.number] = {int(node): place for place, node in enumerate(part)}
+            places = np.zeros(len(share.tree) + 1, np.int32)
+            places[part + 1] = np.arange(1, len(part) + 1, dtype=np.int32)
+            owned = owners_of(len(share.tree), share.parts) == self._rank
+            self._logits[share.number] = (logits, np.where(owned, places, -1).astype(np.int32))
+            rows[share.first_row + np.flatnonzero(owned)] = logits.choices[places[owned]]
+        return rows
+
+    def owns(self, number: int, index: int | None = None) -> bool:
+        """Whether this rank reports a row of the whole tree, or all rows."""
+        _, places = self._logits[number]
+        return bool((places >= 0).all() if index is None else places[index] >= 0)
+
+    def row(self, number: int, index: int, vocab_size: int) -> FloatArray:
+        """[vocab] logits of a row of the whole tree, zero if another rank reports it."""
+        logits, places = self._logits[number]
+        return logits.row(int(places[index])) if places[index] >= 0 else np.zeros(vocab_size, np.float32)
+
+    def top_k(self, number: int, k: int) -> npt.NDArray[np.int32]:
+        """[2, n + 1, k] most probable tokens and the bits of their probabilities, zero in rows of other ranks."""
+        logits, places = self._logits[number]
+        found = np.zeros((2, len(places), k), np.int32)
+        owned = np.flatnonzero(places >= 0)
+        ids, probabilities = logits.top_k(k)
+        found[0, owned] = ids[places[owned]]
+        found[1, owned] = np.ascontiguousarray(probabilities, np.float32).view(np.int32)[places[owned]]
+        return found
+
+    def commit(self, number: int, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Keep the KV of the part of the accepted path that this rank verified; the rest becomes pending."""
+        places = self._parts.get(number, {})
+        mine: list[int] = []
+        for node in nodes:
+            if node not in places:
+                break
+            mine.append(places[node])
+        self.engine.commit(self._sequences[number], mine, token_ids)
+
+    def release(self, number: int) -> None:
+        self.engine.release(self._sequences.pop(number))
+
+    def forget_cached(self) -> None:
+        self.engine.forget_cached()
+
+
+def follow(rank: Rank, line: Follower) -> None:
+    """Execute the leader's orders until the leader ends, and send back the arrays that they return."""
+    with suppress(EOFError):
+        while True:
+            for order in line.recv():
+                result = getattr(rank, order.name)(*order.arguments)
+                if isinstance(result, np.ndarray):
+                    line.send(result)
