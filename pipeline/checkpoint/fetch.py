@@ -27,11 +27,13 @@ def fetch(
         case LocalCheckpoint() as source:
             from pipeline.checkpoint.local import open_folder
 
-            return open_folder(expanded(source.path), model.architecture, cache_dir)
+            return open_folder(expanded(source.path), model.architecture, cache_dir, with_code=model.trust_remote_code)
         case HubCheckpoint() as source:
             from pipeline.checkpoint.hub import fetch_from_hub
 
-            return fetch_from_hub(source, model.architecture, cache_dir, check_config)
+            return fetch_from_hub(
+                source, model.architecture, cache_dir, check_config, with_code=model.trust_remote_code
+            )
         case GgufCheckpoint() as source:
             from pipeline.checkpoint.gguf import open_gguf
 

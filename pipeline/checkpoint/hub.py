@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.disk import require_space
-from pipeline.checkpoint.local import check_config_file, open_folder
+from pipeline.checkpoint.local import CODE_FILES, check_config_file, open_folder
 from pipeline.config.bare_checkpoint import transport_errors
 from pipeline.config.schema import HubCheckpoint
 from pipeline.errors import CheckpointError
@@ -27,10 +27,15 @@ _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ER
 
 
 def fetch_from_hub(
-    source: HubCheckpoint, architecture: str, cache_dir: Path, check_config: Callable[[Path], object]
+    source: HubCheckpoint,
+    architecture: str,
+    cache_dir: Path,
+    check_config: Callable[[Path], object],
+    *,
+    with_code: bool = False,
 ) -> Checkpoint:
     """Download the missing files of one commit's snapshot. check_config: called with the folder after the download of
-    config.json, before that of the weights. Raises CheckpointError."""
+    config.json, before that of the weights. with_code: also download Python code. Raises CheckpointError."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -40,18 +45,19 @@ def fetch_from_hub(
         RevisionNotFoundError,
     )
 
+    needed = (*_NEEDED, *CODE_FILES) if with_code else _NEEDED
     name = f"{source.repo_id} (revision {source.revision})"
     try:
         folder = Path(snapshot_download(source.repo_id, revision=source.revision, allow_patterns=["config.json"]))
         check_config_file(folder, architecture)
         check_config(folder)
         if not constants.HF_HUB_OFFLINE:
-            _check_files(source, _NEEDED, Path(constants.HF_HUB_CACHE))
+            _check_files(source, needed, Path(constants.HF_HUB_CACHE))
         folder = Path(
             snapshot_download(
                 source.repo_id,
                 revision=source.revision,
-                allow_patterns=list(_NEEDED),
+                allow_patterns=list(needed),
                 ignore_patterns=list(_NOT_NEEDED),
             )
         )
@@ -95,7 +101,7 @@ def fetch_from_hub(
             f"{name} cannot be fetched: the request to the hub is invalid, or its response cannot be read ({error}). "
             "Check HF_TOKEN and HF_ENDPOINT, and whether a proxy responds instead of the hub."
         ) from error
-    return open_folder(folder, architecture, cache_dir, hub_hash(source.repo_id, folder.name))
+    return open_folder(folder, architecture, cache_dir, hub_hash(source.repo_id, folder.name), with_code=with_code)
 
 
 def hub_hash(repo_id: str, commit: str) -> str:

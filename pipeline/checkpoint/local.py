@@ -24,12 +24,16 @@ _TOKENIZER_FILES = (
     "chat_template.json",
 )
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+# The checkpoint's own code, and vocabularies for it.
+CODE_FILES = ("*.py", "*.tiktoken")
 _GIT_LFS = b"version https://git-lfs.github.com/spec/"  # begins a file that git-lfs has not fetched
 
 
-def open_folder(folder: Path, architecture: str, cache_dir: Path, content_hash: str | None = None) -> Checkpoint:
+def open_folder(
+    folder: Path, architecture: str, cache_dir: Path, content_hash: str | None = None, *, with_code: bool = False
+) -> Checkpoint:
     """Check a folder and return its description. architecture: the expected one, which some backend supports.
-    content_hash: None to hash all files. Raises CheckpointError."""
+    content_hash: None to hash all files. with_code: also list Python code. Raises CheckpointError."""
     if not folder.is_dir():
         raise CheckpointError(f"There is no checkpoint folder {folder}. Correct the path in the model config.")
     check_config_file(folder, architecture)
@@ -40,10 +44,11 @@ def open_folder(folder: Path, architecture: str, cache_dir: Path, content_hash: 
     tokenizer = tokenizer_files(folder)
     if not any(path.name in _VOCABULARIES for path in tokenizer):
         raise CheckpointError(f"{folder} has no tokenizer; expected one of {', '.join(_VOCABULARIES)}.")
+    code = tuple(sorted(path for kind in CODE_FILES for path in folder.glob(kind))) if with_code else None
     if content_hash is None:
         others = [path for name in ("config.json", "generation_config.json") if (path := folder / name).is_file()]
-        content_hash = _hash_files((*others, *tokenizer, *weights), cache_dir)
-    return Checkpoint(folder, None, architecture, content_hash, weights)
+        content_hash = _hash_files((*others, *tokenizer, *weights, *(code or ())), cache_dir)
+    return Checkpoint(folder, None, architecture, content_hash, weights, code)
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:

@@ -6,11 +6,13 @@ automaton of newer releases, which drafts on the GPU, or the trie.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from pydantic import Field
 
 from pipeline.backends.tensorrt_llm.build_context import build_context_of
+from pipeline.config.faults import fault, one_of, raise_faults
 from pipeline.config.places import expanded
 from pipeline.config.schema import (
     Frozen,
@@ -19,6 +21,7 @@ from pipeline.config.schema import (
     LocalCheckpoint,
     ResolvedConfig,
     SourceConfig,
+    TensorRTLLMConfig,
 )
 from pipeline.errors import ConfigError
 
@@ -73,14 +76,10 @@ def draft_settings(resolved: ResolvedConfig, method: Method) -> DraftSettings:
 
 def model_yaml(resolved: ResolvedConfig, settings: DraftSettings, decoupled: bool = False) -> dict[str, Any]:
     """Content of model.yaml: keyword arguments of `LLM()`, and `triton_config`. decoupled: see `render_llmapi`. Raises
-    ConfigError for quantization, which needs an engine."""
+    ConfigError with all settings that the LLM API does not have."""
     profile, trt = resolved.profile, resolved.profile.tensorrt_llm
     ranks = resolved.model.parallelism
-    if trt.quantization != "none":
-        raise ConfigError(
-            f"profile {profile.name}: tensorrt_llm.quantization: found '{trt.quantization}'; the LLM API serves "
-            "checkpoints in their own format. Use 'none'."
-        )
+    _refuse_engine_settings(profile.name, trt)
     arguments: dict[str, Any] = {
         **checkpoint_arguments(resolved),
         "backend": "pytorch",
@@ -141,4 +140,27 @@ def checkpoint_arguments(resolved: ResolvedConfig) -> dict[str, Any]:
     raise ConfigError(
         f"model {resolved.model.name}: model.checkpoint is {kind}, which the LLM API does not read. Use a checkpoint "
         "folder or a model of the hub."
+    )
+
+
+def _refuse_engine_settings(profile: str, trt: TensorRTLLMConfig) -> None:
+    """Raise ConfigError with all settings that change an engine and that the LLM API cannot follow."""
+    checks = (
+        ("quantization", trt.quantization, ("none",), "it serves checkpoints in their own format"),
+        ("kv_cache_dtype", trt.kv_cache_dtype, ("auto", "fp8"), "it has no such KV cache"),
+        ("context_parallel", trt.context_parallel, (1,), "it has no context parallelism for drafts"),
+    )
+    raise_faults(
+        [
+            replace(
+                fault(
+                    f"tensorrt_llm.{name}",
+                    f"found {found!r}; --llmapi cannot use it: {reason}.",
+                    f"Use {one_of(right)}.",
+                ),
+                where=f"profile {profile}",
+            )
+            for name, found, right, reason in checks
+            if found not in right
+        ]
     )

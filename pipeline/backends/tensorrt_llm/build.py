@@ -112,7 +112,7 @@ def summary(plan: Plan) -> dict[str, str]:
         "runs on": _WHERE[plan.where],
         "container": f"{plan.image} (TensorRT-LLM {plan.version})",
         "ranks": str(plan.world_size),
-        "conversion": f"{plan.conversion.call['method']} -> {plan.conversion.output}",
+        "conversion": f"{plan.conversion.method} -> {plan.conversion.output}",
         **{f"engine {stage.instance.triton_model}": _engine_line(stage) for stage in plan.engines},
         "disk": f"about {gigabytes(estimate.disk_bytes)}",
         "host memory": f"about {gigabytes(estimate.host_bytes)}",

@@ -2,9 +2,10 @@
 this backend, on this machine or in a container.
 
 Leader mode: mpirun starts a server per rank; ranks above 0 load only the models with an engine. Orchestrator mode: one
-server spawns a process per rank of each engine. It needs two environment variables and small memory pools. We add three
-options: addresses to listen on (the launcher listens on all), the key that Triton's interfaces require, and a prefix
-for shared memory, to find the leftovers of a crashed server.
+server spawns a process per rank of each engine, or is rank 0 of processes that mpirun starts. It needs two environment
+variables, and small memory pools if it spawns. We add three options: addresses to listen on (the launcher listens on
+all), the key that Triton's interfaces require, and a prefix for shared memory, to find the leftovers of a crashed
+server.
 """
 
 from __future__ import annotations
@@ -169,7 +170,8 @@ def orchestrator_variables(trt: TensorRTLLMConfig) -> dict[str, str]:
     """Additional environment variables of a server in orchestrator mode; empty in leader mode."""
     if not trt.orchestrator:
         return {}
-    return {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
+    spawns = "1" if trt.spawn_processes else "0"
+    return {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": spawns}
 
 
 def launch_words(
@@ -201,7 +203,7 @@ def _options(
     if rank > 0:
         engines = (instance_of(context, index).triton_model for index in range(len(context.modes)))
         yield from ("--model-control-mode=explicit", *(f"--load-model={name}" for name in engines))
-    if context.trt.orchestrator:
+    if context.trt.orchestrator and context.trt.spawn_processes:
         yield from ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false")
         yield from (f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(max(len(gpus()), context.world_size)))
     yield from ports

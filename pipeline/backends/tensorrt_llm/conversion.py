@@ -1,29 +1,89 @@
-"""Hugging Face checkpoint -> TensorRT-LLM checkpoint, by the model class: the choice between two methods, and the call.
+"""Hugging Face checkpoint -> TensorRT-LLM checkpoint: the choice between four methods, and the exact command.
 
 from_hugging_face     16-bit and weight-only formats, once per rank, then save_checkpoint
-quantize              formats with calibration; writes all ranks at once
+quantize              formats with calibration, through the model class; writes all ranks at once
+convert_checkpoint.py families whose class has no from_hugging_face, and INT8 KV caches
+quantize.py           the remaining pairs of weight and KV format
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import KV_QUANT_ALGOS, QUANT_ALGOS, BuildContext
 from pipeline.config.places import expanded
+from pipeline.config.schema import TensorRTLLMConfig
 
-Method = Literal["from_hugging_face", "quantize"]
+Method = Literal["from_hugging_face", "quantize", "convert_checkpoint.py", "quantize.py"]
 
-# Weight formats that need no calibration.
-PLAIN_FORMATS = ("none", "int8_wo", "int4_wo")
+# Folder of the examples in the containers.
+EXAMPLES_ROOT = "/app"
+# Formats that need no calibration.
+_PLAIN = ("none", "int8_wo", "int4_wo")
+_WEIGHT_ONLY_PRECISION = {"int8_wo": "int8", "int4_wo": "int4"}
+# Options that every family's script has. Used for scripts without a complete list.
+_COMMON_FLAGS = ("model_dir", "output_dir", "dtype", "tp_size")
+
+
+class Conversion(NamedTuple):
+    """A conversion. call: class and arguments for `conversion_script`; empty for methods that run a script of
+    TensorRT-LLM. argv: command to run."""
+
+    method: Method
+    call: dict[str, Any]
+    argv: tuple[str, ...]
 
 
 def method_of(context: BuildContext) -> Method:
-    """The method for the formats of weights and KV cache. `quantize` runs the model on calibration texts to compute
-    scales."""
-    is_plain = context.trt.kv_cache_dtype == "auto" and context.trt.quantization in PLAIN_FORMATS
-    return "from_hugging_face" if is_plain else "quantize"
+    """The method for the weight format, KV cache format and model class."""
+    trt = context.trt
+    if "script_only" in context.traits:
+        return "convert_checkpoint.py"
+    if trt.kv_cache_dtype == "int8":
+        return "convert_checkpoint.py" if trt.quantization in _PLAIN else "quantize.py"
+    if trt.kv_cache_dtype == "fp8":
+        return "quantize.py" if trt.quantization in _WEIGHT_ONLY_PRECISION else "quantize"
+    return "from_hugging_face" if trt.quantization in _PLAIN else "quantize"
+
+
+def known_script_flags(family: str) -> frozenset[str]:
+    """Known options of a family's script."""
+    return frozenset(release_data.release().convert_flags.get(family, {})) or frozenset(_COMMON_FLAGS)
+
+
+class ScriptNeed(NamedTuple):
+    """A setting that needs an option of the family's script. option: None if no script supports the setting. found:
+    value of the setting. plain: the value that needs no option."""
+
+    option: str | None
+    key: str
+    found: object
+    plain: object
+
+
+def needs_of_script(context: BuildContext) -> list[ScriptNeed]:
+    """Settings that need options of a family's script, besides those for tensor-parallel ranks."""
+    trt, ranks = context.trt, context.model.parallelism
+    asked: list[tuple[str | None, str, object, object]] = [
+        ("use_weight_only" if trt.quantization in _PLAIN else None, "quantization", trt.quantization, "none"),
+        (f"{trt.kv_cache_dtype}_kv_cache", "kv_cache_dtype", trt.kv_cache_dtype, "auto"),
+        ("cp_size", "context_parallel", trt.context_parallel, 1),
+    ]
+    if "moe" in context.traits:
+        asked.append(("moe_tp_size", "moe_tensor_parallel", trt.moe_tensor_parallel, -1))
+        asked.append(("moe_ep_size", "moe_expert_parallel", trt.moe_expert_parallel, -1))
+    if is_calibrated(context):
+        asked.append(("calib_size", "calib_size", trt.calib_size, TensorRTLLMConfig().calib_size))
+    needs = [ScriptNeed(option, f"tensorrt_llm.{name}", found, plain) for option, name, found, plain in asked]
+    needs.append(ScriptNeed("pp_size", "model.parallelism.pipeline", ranks.pipeline, 1))
+    return [need for need in needs if need.found != need.plain]
+
+
+def is_calibrated(context: BuildContext) -> bool:
+    """Whether the conversion runs the model on calibration texts to compute scales."""
+    return method_of(context) in ("quantize", "quantize.py") or context.trt.kv_cache_dtype == "int8"
 
 
 def calibration_folder(context: BuildContext) -> Path | None:
@@ -32,7 +92,7 @@ def calibration_folder(context: BuildContext) -> Path | None:
     written = context.trt.calib_dataset
     path = expanded(written)
     is_folder = written.startswith(("/", ".", "~")) or path.is_dir()
-    return path.resolve() if is_folder and method_of(context) == "quantize" else None
+    return path.resolve() if is_folder and is_calibrated(context) else None
 
 
 def calib_dataset_of(context: BuildContext) -> str:
@@ -43,7 +103,12 @@ def calib_dataset_of(context: BuildContext) -> str:
 def mapping_arguments(context: BuildContext) -> dict[str, int]:
     """Keyword arguments of Mapping, without the rank."""
     ranks, trt = context.model.parallelism, context.trt
-    arguments = {"world_size": context.world_size, "tp_size": ranks.tensor, "pp_size": ranks.pipeline}
+    arguments = {
+        "world_size": context.world_size,
+        "tp_size": ranks.tensor,
+        "pp_size": ranks.pipeline,
+        "cp_size": trt.context_parallel,
+    }
     if "moe" in context.traits:
         arguments |= {"moe_tp_size": trt.moe_tensor_parallel, "moe_ep_size": trt.moe_expert_parallel}
     return arguments
@@ -58,19 +123,25 @@ def quant_arguments(context: BuildContext) -> dict[str, str]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def call_of(context: BuildContext, source: Path, output: Path) -> dict[str, Any]:
-    """Class and arguments for `conversion_script`. source: checkpoint folder with a normalized config.json. output:
-    folder to write."""
+def conversion_of(context: BuildContext, source: Path, output: Path, request: Path) -> Conversion:
+    """Make the conversion of a config. source: checkpoint folder with a normalized config.json. output: folder to
+    write. request: file for `Conversion.call` in JSON."""
+    method = method_of(context)
+    if method == "convert_checkpoint.py":
+        return Conversion(method, {}, _convert_argv(context, source, output))
+    if method == "quantize.py":
+        return Conversion(method, {}, _quantize_argv(context, source, output))
     call: dict[str, Any] = {
-        "method": method_of(context),
-        "model_class": release_data.release().model_map[context.model.architecture],
+        "method": method,
+        "architecture": context.model.architecture,
+        "model_class": release_data.release().model_map.get(context.model.architecture),
         "hf_model_dir": str(source),
         "output_dir": str(output),
         "dtype": context.resolved.dtype,
         "mapping": mapping_arguments(context),
         "quant_config": quant_arguments(context),
     }
-    if call["method"] == "quantize":
+    if method == "quantize":
         call["calibration"] = {
             "device": "cuda",
             "calib_dataset": calib_dataset_of(context),
@@ -80,4 +151,54 @@ def call_of(context: BuildContext, source: Path, output: Path) -> dict[str, Any]
             "random_seed": 1234,
             "tokenizer_max_seq_length": 2048,
         }
-    return call
+    return Conversion(method, call, ("python3", "-m", "pipeline.backends.tensorrt_llm.conversion_script", str(request)))
+
+
+def _convert_argv(context: BuildContext, source: Path, output: Path) -> tuple[str, ...]:
+    family = release_data.release().family(context.model.architecture)
+    assert family is not None, "the rules refuse architectures without a script"
+    script = f"{EXAMPLES_ROOT}/{release_data.release().script_dirs[family]}/convert_checkpoint.py"
+    known, ranks, trt = known_script_flags(family), context.model.parallelism, context.trt
+    values: dict[str, object] = {
+        "model_dir": source,
+        "output_dir": output,
+        "dtype": context.resolved.dtype,
+        "tp_size": ranks.tensor,
+    }
+    sizes = {name: size for name, size in mapping_arguments(context).items() if name not in ("world_size", "tp_size")}
+    values |= {name: size for name, size in sizes.items() if size > 1 or (size == 1 and name.startswith("moe"))}
+    if (kind := release_data.release().script_kind_options.get(family)) is not None:
+        values[kind] = "hf"  # the script reads several kinds of checkpoint
+    if "workers" in known:
+        values["workers"] = context.world_size
+    spelling = release_data.release().script_spellings.get(family, {})
+    options = [word for name, value in values.items() for word in (f"--{spelling.get(name, name)}", str(value))]
+    if trt.quantization in _WEIGHT_ONLY_PRECISION:
+        options += ["--use_weight_only", "--weight_only_precision", _WEIGHT_ONLY_PRECISION[trt.quantization]]
+    if trt.kv_cache_dtype != "auto":
+        options.append(f"--{trt.kv_cache_dtype}_kv_cache")
+    if is_calibrated(context):
+        options += ["--calib_dataset", calib_dataset_of(context)]
+        if "calib_size" in known:
+            options += ["--calib_size", str(trt.calib_size)]
+    return ("python3", script, *options)
+
+
+def _quantize_argv(context: BuildContext, source: Path, output: Path) -> tuple[str, ...]:
+    trt, mapping = context.trt, mapping_arguments(context)
+    options: dict[str, object] = {
+        "model_dir": source,
+        "output_dir": output,
+        "dtype": context.resolved.dtype,
+        "qformat": "full_prec" if trt.quantization == "none" else trt.quantization,
+        "kv_cache_dtype": trt.kv_cache_dtype,
+        "calib_dataset": calib_dataset_of(context),
+        "calib_size": trt.calib_size,
+        "calib_max_seq_length": 512,
+        "batch_size": 1,
+        **{name: mapping[name] for name in ("tp_size", "pp_size", "cp_size")},
+        "device": "cuda",
+        "seed": 1234,
+    }
+    script = f"{EXAMPLES_ROOT}/examples/quantization/quantize.py"
+    return ("python3", script, *(text for name, value in options.items() for text in (f"--{name}", str(value))))

@@ -15,11 +15,14 @@ from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BUILD_MODES, BuildContext, FlagValue
 from pipeline.engine.traits import Mode
 
+# Options of the command line with another name in BuildConfig.
+_FIELD_OF_FLAG = {"strip_plan": "use_strip_plan"}
+_SEVERAL_FIELDS = {"gather_all_token_logits": ("gather_context_logits", "gather_generation_logits")}
 # Options that are not in BuildConfig, because they do not affect sizes or kernels, and fields of BuildConfig that do
 # not describe the engine.
 _NOT_EXPECTED = (
     *("checkpoint_dir", "output_dir", "workers", "log_level", "logits_dtype", "fast_build"),
-    *("input_timing_cache", "output_timing_cache"),
+    *("input_timing_cache", "output_timing_cache", "visualize_network"),
 )
 
 
@@ -28,6 +31,7 @@ def build_flags_of(context: BuildContext, mode: Mode, checkpoint: Path, output: 
     trt, dtype = context.trt, context.resolved.dtype
     drafts = context.max_draft_len(mode)
     asked = context.asked_seq_len(mode)
+    paged_context = context.paged_context_off is None
     flags: dict[str, FlagValue] = {
         "checkpoint_dir": str(checkpoint),
         "output_dir": str(output),
@@ -45,8 +49,8 @@ def build_flags_of(context: BuildContext, mode: Mode, checkpoint: Path, output: 
         "context_fmha": "enable",
         "remove_input_padding": "enable",
         "tokens_per_block": trt.tokens_per_block,
-        "use_paged_context_fmha": "enable" if context.paged_context_off is None else "disable",
-        "use_fp8_context_fmha": "enable" if context.fp8_context else "disable",
+        "use_paged_context_fmha": "enable" if paged_context else "disable",
+        "use_fp8_context_fmha": "enable" if context.fp8_context_forced else "disable",
         "multiple_profiles": "disable",
         "output_timing_cache": str(output.parent / "model.cache"),
     }
@@ -69,10 +73,12 @@ def expected_config(context: BuildContext, mode: Mode, flags: Mapping[str, FlagV
         field = known[name].field
         if field is not None:
             plugins[field] = _plugin_value(known[name], value)
+        elif name in _SEVERAL_FIELDS:
+            config |= dict.fromkeys(_SEVERAL_FIELDS[name], value)
         elif name == "speculative_decoding_mode":
             config[name] = release_data.release().speculative_decoding_modes[str(value).upper()]
-        elif name not in _NOT_EXPECTED:
-            config[name] = value
+        elif name not in _NOT_EXPECTED and known[name].group != "lora":
+            config[_FIELD_OF_FLAG.get(name, name)] = value
     if flags.get("fast_build"):
         plugins["manage_weights"] = True
     config.setdefault("speculative_decoding_mode", release_data.release().speculative_decoding_modes["NONE"])
@@ -103,7 +109,12 @@ def build_argv(flags: Mapping[str, FlagValue]) -> tuple[str, ...]:
     words = ["trtllm-build"]
     for name, value in flags.items():
         if known[name].type != "store_true":
-            words += [f"--{name}", str(value)]
+            words += [f"--{name}", *flag_words(known[name], value)]
         elif value:
             words.append(f"--{name}")
     return tuple(words)
+
+
+def flag_words(flag: release_data.Flag, value: FlagValue) -> tuple[str, ...]:
+    """Words of an option's value on the command line: several, separated by spaces, if the option takes a list."""
+    return tuple(str(value).split()) if flag.nargs else (str(value),)

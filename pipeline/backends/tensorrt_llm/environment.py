@@ -163,7 +163,10 @@ def require_ready(found: Environment, resolved: ResolvedConfig, world_size: int)
     elif not found.gpus:
         text = "nvidia-smi shows no GPU; trtllm-build fails without one. Build on the machine that serves."
     elif len(found.gpus) < world_size:
-        text = f"{world_size} ranks need a GPU each, and nvidia-smi shows {len(found.gpus)}. Lower model.parallelism."
+        text = (
+            f"{world_size} ranks need a GPU each, and nvidia-smi shows {len(found.gpus)}. Lower model.parallelism or "
+            "tensorrt_llm.context_parallel."
+        )
     elif others:
         text = (
             f"tensorrt_llm.compute_capability is {capability}; the GPU here has {others[0]}, and engines run only on "

@@ -18,7 +18,8 @@ from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
 class Instance:
     """A served engine. lookahead: W, N and G, from which limits.max_draft_len was computed; None for other modes.
     kv_fraction: share for the KV cache of the GPU memory that is free when the model loads. Of two models, the second
-    loads after the first. kv_tokens: limit of the KV cache if two engines share a GPU."""
+    loads after the first. kv_tokens: limit of the KV cache if two engines share a GPU. participant_ids: MPI ranks;
+    None if the backend does not need them."""
 
     triton_model: str
     mode: Mode
@@ -27,6 +28,7 @@ class Instance:
     kv_cache_reuse: bool
     kv_fraction: float
     kv_tokens: int | None
+    participant_ids: str | None
 
 
 def instance_of(context: BuildContext, index: int) -> Instance:
@@ -40,6 +42,7 @@ def instance_of(context: BuildContext, index: int) -> Instance:
         kv_cache_reuse=context.kv_cache_reuse(mode),
         kv_fraction=round(context.trt.kv_cache_free_gpu_mem_fraction * kv_share(context, mode), 4),
         kv_tokens=None if len(context.modes) == 1 or context.shape is None else kv_tokens_of(context, mode),
+        participant_ids=context.participant_ids(index),
     )
 
 

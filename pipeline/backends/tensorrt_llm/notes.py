@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.conversion import calibration_folder
+from pipeline.backends.tensorrt_llm.conversion import calibration_folder, method_of
 
 
 def notes_of(context: BuildContext) -> Iterator[str]:
     """Yield the notes, one sentence each."""
-    trt, engine, modes = context.trt, context.engine, context.modes
+    trt, engine, modes, name = context.trt, context.engine, context.modes, context.model.architecture
     drafting = context.resolved.profile.drafting
     yield "No part of this plan has been run with TensorRT-LLM; it is checked against the documented contract."
     if "lookahead" in modes:
@@ -37,11 +38,27 @@ def notes_of(context: BuildContext) -> Iterator[str]:
             f"'{trt.speculation}' no engine verifies external drafts."
         )
     if (texts := calibration_folder(context)) is not None:
+        yield from _of_calibration(context, texts)
+    if release_data.release().model_map.get(name) == "RecurrentGemmaForCausalLM":
+        yield (
+            "The conversion script imports flax, orbax and recurrentgemma, which the container lacks: install the "
+            "requirements.txt beside the script where it runs."
+        )
+    if context.model.trust_remote_code:
+        yield "The conversion runs Python code that comes with the checkpoint (model.trust_remote_code)."
+    if "sliding_window" in context.traits:
+        yield f"{name} limits attention in some layers; the engine keeps the KV cache of all tokens."
+
+
+def _of_calibration(context: BuildContext, texts: Path) -> Iterator[str]:
+    if method_of(context) != "convert_checkpoint.py":
         column = "article" if "cnn_dailymail" in str(texts) else "text"
         yield f"Calibration reads column '{column}' of split 'train' in {texts}."
-    if "sliding_window" in context.traits:
-        name = context.model.architecture
-        yield f"{name} limits attention in some layers; the engine keeps the KV cache of all tokens."
+    elif not any(word in str(texts) for word in ("cnn_dailymail", "lambada")):
+        yield (
+            f"The conversion script finds no texts in {texts}: it recognises columns by the path, 'cnn_dailymail' "
+            "(split 'train', column 'article') or 'lambada' (split 'validation', column 'text'). Rename the folder."
+        )
 
 
 def _of_lookahead(context: BuildContext) -> Iterator[str]:

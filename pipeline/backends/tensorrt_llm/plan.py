@@ -19,9 +19,11 @@ from typing import Any
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import KV_QUANT_ALGOS, QUANT_ALGOS, BuildContext, FlagValue
 from pipeline.backends.tensorrt_llm.conversion import (
+    Method,
     calib_dataset_of,
     calibration_folder,
-    call_of,
+    conversion_of,
+    is_calibrated,
     mapping_arguments,
 )
 from pipeline.backends.tensorrt_llm.docker import container_name, docker_argv, stage_id
@@ -58,10 +60,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class ConversionStage(Stage):
-    """Makes a TensorRT-LLM checkpoint. source: normalized checkpoint. call: see `call_of`. request: file for it."""
+    """Makes a TensorRT-LLM checkpoint. source: normalized checkpoint. call: see `Conversion`. request: file for it."""
 
     source: Path
     request: Path
+    method: Method
     call: dict[str, Any]
 
 
@@ -142,21 +145,22 @@ def plan_for(resolved: ResolvedConfig, where: Places | None = None, checkpoint_h
 def _conversion_stage(context: BuildContext, stages: Path, content: str, in_docker: InDocker) -> ConversionStage:
     trt, dtype, ranks = context.trt, context.resolved.dtype, context.model.parallelism
     name = f"checkpoint-{dtype}-{trt.quantization}-kv-{trt.kv_cache_dtype}-tp{ranks.tensor}-pp{ranks.pipeline}"
+    name += f"-cp{trt.context_parallel}" if trt.context_parallel > 1 else ""
     folder = stages / name
     source, output, request = folder / "source", folder / "converted", folder / "request.json"
-    call = call_of(context, source, output)
-    argv = ("python3", "-m", "pipeline.backends.tensorrt_llm.conversion_script", str(request))
+    method, call, argv = conversion_of(context, source, output, request)
     fingerprint = {
         "format": _FORMAT,
         "checkpoint": content,
         "tensorrt_llm": engine_version(context.resolved),
         "architecture": context.model.architecture,
-        "method": call["method"],
+        "method": method,
         "dtype": dtype,
         "mapping": mapping_arguments(context),
         "quant_algo": QUANT_ALGOS[trt.quantization],
         "kv_cache_quant_algo": KV_QUANT_ALGOS[trt.kv_cache_dtype],
-        "calibration": [calib_dataset_of(context), trt.calib_size] if "calibration" in call else None,
+        "trust_remote_code": context.model.trust_remote_code,
+        "calibration": [calib_dataset_of(context), trt.calib_size] if is_calibrated(context) else None,
     }
     texts = calibration_folder(context)
     return ConversionStage(
@@ -164,6 +168,7 @@ def _conversion_stage(context: BuildContext, stages: Path, content: str, in_dock
         source=source,
         output=output,
         request=request,
+        method=method,
         call=call,
         argv=argv,
         docker_argv=in_docker(argv, folder, [texts] if texts else []),
@@ -175,13 +180,14 @@ def _conversion_stage(context: BuildContext, stages: Path, content: str, in_dock
 
 def _expected_checkpoint(context: BuildContext) -> dict[str, Any]:
     """Required values of the converted config.json. Calibrated formats may add keys to `quantization`."""
-    shape, ranks = context.known_shape, context.model.parallelism
+    shape, ranks, context_ranks = context.known_shape, context.model.parallelism, context.trt.context_parallel
+    mapping = {"world_size": context.world_size, "tp_size": ranks.tensor, "pp_size": ranks.pipeline}
     return {
         "dtype": context.resolved.dtype,
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": shape.num_attention_heads,
-        "mapping": {"world_size": context.world_size, "tp_size": ranks.tensor, "pp_size": ranks.pipeline},
+        "mapping": mapping if context_ranks == 1 else {**mapping, "cp_size": context_ranks},
         "quantization": {
             "quant_algo": QUANT_ALGOS[context.trt.quantization],
             "kv_cache_quant_algo": KV_QUANT_ALGOS[context.trt.kv_cache_dtype],

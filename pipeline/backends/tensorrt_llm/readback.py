@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.backends.tensorrt_llm.release_data import RELEASE_LINE, release_of
 from pipeline.errors import BuildError
 
-# RoPE base of families without one in config.json, such as GPT-J.
+# RoPE base of families without one in config.json, such as Falcon and RecurrentGemma.
 _DEFAULT_ROTARY_BASE = 10000.0
 
 
@@ -19,8 +19,8 @@ def checkpoint_differences(folder: Path, expected: Mapping[str, Any]) -> list[st
     config = {"rotary_base": _DEFAULT_ROTARY_BASE, **_read(folder / "config.json")}
     found = list(_differences(expected, config, ""))
     mapping = expected.get("mapping", {})
-    ranks = range(int(mapping.get("world_size", 1)))
-    return found + _missing(folder, [f"rank{rank}.safetensors" for rank in ranks])
+    files = int(mapping.get("tp_size", 1)) * int(mapping.get("pp_size", 1))  # context-parallel ranks share them
+    return found + _missing(folder, [f"rank{rank}.safetensors" for rank in range(files)])
 
 
 def engine_differences(folder: Path, expected: Mapping[str, Any], world_size: int) -> list[str]:

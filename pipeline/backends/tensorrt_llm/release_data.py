@@ -13,12 +13,36 @@ RELEASE_LINE = "1.2"
 FIRST_WITH_LOOKAHEAD_PARAMETERS = (0, 19)
 # With one of these words anywhere in a checkpoint's path, the Llama loader expects other weight names.
 _MISLEADING_WORDS = ("llava", "vila", "exaone")
+# Words that the path must contain: the Llama loader recognizes EXAONE by it, and ChatGLM's converter the version.
+NEEDED_PATH_WORDS = {
+    "ExaoneForCausalLM": "exaone",
+    "GLMModel": "glm",
+    "ChatGLMModel": "glm",
+    "ChatGLMForCausalLM": "glm",
+    "ChatGLMForConditionalGeneration": "glm",
+}
 # Environment variable that disables the loader that all conversions here need.
 LOADER_SWITCH = "TRTLLM_DISABLE_UNIFIED_CONVERTER"
+# Number of heads by which the converter recognizes the 7B Baichuan model with RoPE. It treats others as the 13B with
+# ALiBi.
+BAICHUAN_ROPE_HEADS = 32
 # NVIDIA's lookahead tests are skipped on GPUs from this compute capability on.
 UNTESTED_GPUS = 100
 
-Trait = Literal["sliding_window", "no_xqa_kernel", "moe"]
+Trait = Literal[
+    "alibi",
+    "maybe_alibi",
+    "recurrent",
+    "own_speculation",
+    "script_only",
+    "remote_code",
+    "multimodal",
+    "no_text",
+    "sliding_window",
+    "no_xqa_kernel",
+    "uneven_layers",
+    "moe",
+]
 
 
 class Flag(Frozen):
@@ -26,8 +50,10 @@ class Flag(Frozen):
 
     type: str
     default: Any
+    group: str
     choices: tuple[str, ...] = ()
     field: str | None = None
+    nargs: str | None = None
 
 
 class Parameter(Frozen):
@@ -66,25 +92,40 @@ class Requirement(Frozen):
 
 class ReleaseData(Frozen, extra="ignore"):
     """Content of `release_data.json`. build_flags: options of trtllm-build by name without dashes. parameters: of the
-    C++ backend's `tensorrt_llm` model. settable_...: those that a profile may set. ..._set_elsewhere: those that the
-    pipeline or another setting sets, with that setting. model_map: TensorRT-LLM's class by architecture, of those that
-    its classes convert and the torch engine computes too. model_traits: differences of an architecture from a plain
-    decoder. lookahead_tested_on: compute capabilities of NVIDIA's tests. requirements: of the release line, for the
-    machine that builds and serves. containers: by tag, the oldest first."""
+    C++ backend's `tensorrt_llm` model. ..._set_elsewhere: those that the pipeline or another setting sets, with that
+    setting. ..._of_no_use: those that must not be set, with the reason. model_map: TensorRT-LLM's class by
+    architecture. model_traits: differences of an architecture from a plain decoder with rotary positions.
+    not_in_engine_backend: well-known architectures that only the PyTorch backend supports. families: example folder
+    with the conversion script of a class. convert_flags: known options of a family's convert_checkpoint.py.
+    lookahead_tested_on: compute capabilities of NVIDIA's tests. requirements: of the release line, for the machine that
+    builds and serves. containers: by tag, the oldest first."""
 
     build_flags: dict[str, Flag]
     flags_set_elsewhere: dict[str, str]
-    settable_flags: tuple[str, ...]
+    flags_of_no_use: dict[str, str]
     parameters: dict[str, Parameter]
     parameters_set_elsewhere: dict[str, str]
-    settable_parameters: tuple[str, ...]
+    parameters_of_no_use: dict[str, str]
     speculative_decoding_modes: dict[str, int]
     model_map: dict[str, str]
     model_traits: dict[str, frozenset[Trait]]
+    not_in_engine_backend: tuple[str, ...]
+    families: dict[str, str]
+    script_dirs: dict[str, str]
+    script_spellings: dict[str, dict[str, str]]
+    script_kind_options: dict[str, str]
+    convert_flags: dict[str, dict[str, Any]]
     compute_capabilities: tuple[int, ...]
     lookahead_tested_on: tuple[int, ...]
     requirements: tuple[Requirement, ...]
     containers: dict[str, Container]
+
+    def traits(self, architecture: str) -> frozenset[Trait]:
+        return self.model_traits.get(architecture, frozenset())
+
+    def family(self, architecture: str) -> str | None:
+        """Example folder with the conversion script of an architecture; None if there is none."""
+        return self.families.get(self.model_map.get(architecture, ""))
 
 
 @cache
@@ -107,4 +148,5 @@ def misleading_words(architecture: str, path: str) -> tuple[str, ...]:
     """Words in a path by which the Llama loader mistakes the checkpoint for another kind of model."""
     if release().model_map.get(architecture) != "LLaMAForCausalLM":
         return ()
-    return tuple(word for word in _MISLEADING_WORDS if word in path.lower())
+    right = NEEDED_PATH_WORDS.get(architecture)
+    return tuple(word for word in _MISLEADING_WORDS if word in path.lower() and word != right)

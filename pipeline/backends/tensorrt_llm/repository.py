@@ -28,7 +28,7 @@ UNSET = frozenset(
         "max_attention_window_size",  # all tokens are attended to
         "sink_token_length",
         "gpu_device_ids",  # all GPUs
-        "participant_ids",  # an orchestrator spawns its processes
+        "participant_ids",  # only an orchestrator that spawns no processes receives ranks
         "lora_prefetch_dir",
         "medusa_choices",  # other speculative modes
         "eagle_choices",
@@ -91,6 +91,8 @@ def parameter_values(context: BuildContext, instance: Instance, engine: Path, to
     values |= _of_mode(instance)
     if instance.kv_tokens is not None:
         values["max_tokens_in_paged_kv_cache"] = instance.kv_tokens
+    if instance.participant_ids is not None:
+        values["participant_ids"] = instance.participant_ids
     return values | trt.parameters
 
 

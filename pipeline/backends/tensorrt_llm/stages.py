@@ -77,7 +77,7 @@ def run_conversion(
     config = write_source(checkpoint, dtype, stage.source)
     _require_shape(config, checkpoint, shape)
     stage.request.write_text(json.dumps(stage.call, indent=2) + "\n", encoding="utf-8")
-    note(f"conversion: {stage.call['method']} ({stage.folder / LOG})")
+    note(f"conversion: {stage.method} ({stage.folder / LOG})")
     _run(plan, stage, "conversion", run)
     expected = {**stage.expected, **expected_rotary(config)}
     require_equal(checkpoint_differences(stage.output, expected), stage.output, "converted checkpoint")
@@ -100,7 +100,7 @@ def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str
     """Write a checkpoint folder that the converters can read, and return its normalized config.json.
 
     Weights are linked or copied into the folder, because a container mounts only this one. A GGUF file is converted to
-    safetensors. Code of the checkpoint is not copied, and its name is removed, because the converters would run it."""
+    safetensors. Code of the checkpoint is copied only with model.trust_remote_code."""
     folder.mkdir(parents=True)
     if checkpoint.gguf_file is not None:
         read = read_config(checkpoint.folder, checkpoint.architecture, checkpoint.gguf_file)
@@ -111,11 +111,15 @@ def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str
             if path.is_file() and path.suffix in (".json", ".safetensors", ".model", ".txt", ".jinja"):
                 link_or_copy(path.resolve(), folder / path.name)
         make_portable(folder)
+    for path in checkpoint.code_files or ():
+        link_or_copy(path.resolve(), folder / path.name)
     config = normalized(_read_json(folder / "config.json"), str(checkpoint.folder))
-    config.pop("auto_map", None)
     tokenizer = folder / "tokenizer_config.json"
-    if tokenizer.is_file() and "auto_map" in (settings := _read_json(tokenizer)):
-        _write_json(tokenizer, {name: value for name, value in settings.items() if name != "auto_map"})
+    if checkpoint.code_files is None:
+        # The converters run the code that a checkpoint names, even if transformers has the model itself.
+        config.pop("auto_map", None)
+        if tokenizer.is_file() and "auto_map" in (settings := _read_json(tokenizer)):
+            _write_json(tokenizer, {name: value for name, value in settings.items() if name != "auto_map"})
     _write_json(folder / "config.json", config)
     return config
 
@@ -170,7 +174,7 @@ def _remove_container(plan: Plan, stage: Stage) -> None:
 
 
 def _require_shape(config: Mapping[str, Any], checkpoint: Checkpoint, shape: ModelShape) -> None:
-    found = shape_from_config(config)
+    found = shape_from_config(config, checkpoint.architecture)
     if found is None:
         raise CheckpointError(
             f"{checkpoint.folder}: config.json lacks sizes of a {checkpoint.architecture}, so it cannot be compared "

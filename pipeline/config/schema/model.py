@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from pipeline.config.schema.base import Dtype, Frozen
@@ -26,6 +28,7 @@ class ModelShape(Frozen):
     num_key_value_heads: int = Field(ge=1, description="Key/value heads.")
     head_size: int = Field(ge=1, description="Width of one head.")
     vocab_size: int = Field(ge=1, description="Entries of the vocabulary.")
+    position_embedding: Literal["rope", "learned_absolute", "alibi"] = Field("rope", description="Kind of positions.")
     sliding_window: int | None = Field(
         None, ge=1, description="Sliding attention window, in tokens; unset: all tokens."
     )
@@ -50,7 +53,7 @@ class ModelConfig(Frozen):
     max_position_embeddings: int = Field(ge=1, description="Longest context of the model, in tokens.")
     trust_remote_code: bool = Field(
         False,
-        description="Let TensorRT-LLM's LLM API run Python code of the checkpoint. No other part runs it.",
+        description="Let TensorRT-LLM's converters run Python code of the checkpoint. No other part runs it.",
     )
     chat_template: bool = Field(True, description="Whether the tokenizer has a chat template that fits the model.")
     tool_call_parser: str | None = Field(

@@ -18,7 +18,7 @@ class TensorRTLLMConfig(Frozen):
     quantization: Literal["none", "fp8", "int8_wo", "int4_wo", "int4_awq", "w4a8_awq", "nvfp4"] = Field(
         "none", description="Weight quantization of the engine."
     )
-    kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="Type of the KV cache.")
+    kv_cache_dtype: Literal["auto", "fp8", "int8"] = Field("auto", description="Type of the KV cache.")
     compute_capability: int = Field(90, ge=70, le=130, description="Target GPU, e.g. 90 for H100 and H200.")
     tokens_per_block: Literal[16, 32, 64, 128] = Field(32, description="Tokens per KV cache block.")
     max_external_draft_len: int = Field(
@@ -45,6 +45,7 @@ class TensorRTLLMConfig(Frozen):
     lookahead_kv_share: float = Field(
         0.5, gt=0, lt=1, description="With speculation 'both': the lookahead engine's share of the KV memory."
     )
+    context_parallel: int = Field(1, ge=1, le=64, description="Context parallel ranks.")
     moe_tensor_parallel: int = Field(
         -1, ge=-1, description="Tensor parallel ranks of expert layers; -1: TensorRT-LLM's default."
     )
@@ -62,6 +63,7 @@ class TensorRTLLMConfig(Frozen):
         default_factory=dict, description="Further parameters of the served model by their name in config.pbtxt."
     )
     orchestrator: bool = Field(False, description="Serve in orchestrator mode rather than leader mode.")
+    spawn_processes: bool = Field(True, description="In orchestrator mode: let the server start its workers.")
     allow_unvalidated: bool = Field(
         False, description="Also build combinations that NVIDIA does not test, such as lookahead decoding on Blackwell."
     )

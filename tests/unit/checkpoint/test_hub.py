@@ -27,10 +27,10 @@ from pipeline.config.schema import HubCheckpoint, ModelConfig
 from pipeline.errors import CheckpointError
 
 results = []
-for repo_id, revision in json.loads(sys.argv[1]):
+for repo_id, revision, *trusted in json.loads(sys.argv[1]):
     model = ModelConfig(
         name="tiny", architecture="LlamaForCausalLM", num_parameters=10, max_position_embeddings=64,
-        checkpoint=HubCheckpoint(repo_id=repo_id, revision=revision),
+        checkpoint=HubCheckpoint(repo_id=repo_id, revision=revision), trust_remote_code=bool(trusted),
     )
     try:
         found = fetch(model, pathlib.Path(sys.argv[2]))
@@ -165,6 +165,9 @@ def test_each_answer_has_its_own_sentence(endpoint: str, tmp_path: Path) -> None
     assert "cannot be written to /dev/null/hub: Not a directory" in file
 
 
-def test_code_is_not_fetched(endpoint: str, tmp_path: Path) -> None:
-    (plain,) = fetch_all([("some/public", "main")], tmp_path, HF_ENDPOINT=endpoint)
+def test_code_is_fetched_only_for_who_trusts_it(endpoint: str, tmp_path: Path) -> None:
+    plain, trusted = fetch_all(
+        [("some/public", "main"), ("some/public", "main", "trusted")], tmp_path, HF_ENDPOINT=endpoint
+    )
     assert plain == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert trusted == [*plain[:1], "model.safetensors", "modeling_own.py", "own.tiktoken", "tokenizer.json"]

@@ -141,7 +141,21 @@ def test_spoilt_folder_is_refused_with_one_sentence(spoil: Any, expected: str, f
 
 
 def test_whether_a_backend_serves_a_kind_of_model_is_not_asked_here(folder: Path, tmp_path: Path) -> None:
-    """A backend of another package may serve it; builders judge before anything is fetched."""
+    """TensorRT-LLM converts kinds that the torch engine does not serve; builders judge before anything is fetched."""
     (folder / "config.json").write_text('{"architectures": ["FalconForCausalLM"]}', encoding="utf-8")
     found = fetch(model_of(LocalCheckpoint(path=str(folder)), "FalconForCausalLM"), tmp_path)
     assert found.architecture == "FalconForCausalLM"
+
+
+def test_code_of_a_checkpoint_is_named_and_counts_only_if_it_is_trusted(folder: Path, tmp_path: Path) -> None:
+    model = model_of(LocalCheckpoint(path=str(folder)))
+    trusted = model.model_copy(update={"trust_remote_code": True})
+    plain = fetch(model, tmp_path)
+    (folder / "modeling_own.py").write_text("raise SystemExit", encoding="utf-8")
+    (folder / "own.tiktoken").write_text("", encoding="utf-8")
+    assert fetch(model, tmp_path) == plain
+    assert plain.code_files is None
+    first = fetch(trusted, tmp_path)
+    assert first.code_files == (folder / "modeling_own.py", folder / "own.tiktoken")
+    (folder / "modeling_own.py").write_text("raise SystemExit(1)", encoding="utf-8")
+    assert fetch(trusted, tmp_path).content_hash not in (first.content_hash, plain.content_hash)

@@ -94,12 +94,12 @@ def test_the_backends_of_the_server_are_listed(gpu_machine, capsys):
 
 
 def test_all_wrong_settings_of_a_config_are_reported(capsys):
-    wrong = ("enable_kv_cache_reuse=false", "speculation=trie", "quantization=nvfp4")
+    wrong = ("kv_cache_dtype=int8", "speculation=trie", "quantization=nvfp4")
     arguments = [part for text in wrong for part in ("--set", f"tensorrt_llm.{text}")]
     code, found = doctor(capsys, "-m", "llama2-13b", "--set", "backend=tensorrt_llm", *arguments)
 
     assert code == 2
-    assert "does not load without it" in found["tensorrt_llm.enable_kv_cache_reuse"]["found"]
+    assert "paged context attention" in found["tensorrt_llm.speculation"]["found"]
     assert "FP4" in found["tensorrt_llm.quantization"]["found"]
     assert "build here" not in found
 

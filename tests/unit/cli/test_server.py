@@ -109,8 +109,8 @@ def test_an_engines_plan_ends_with_what_serve_would_start(engines, tmp_path, mon
     programs, server = fake_machine(tmp_path / "machine", num_gpus=4, **site)
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setenv(VARIABLE, str(server))
-    mode = "model.parallelism.tensor=2" if "mpirun" in site else "tensorrt_llm.orchestrator=true"
-    settings = ("backend=tensorrt_llm", mode, "server.host=0.0.0.0")
+    settings = ("backend=tensorrt_llm", "tensorrt_llm.orchestrator=true", "server.host=0.0.0.0")
+    settings += ("tensorrt_llm.spawn_processes=false",) if "mpirun" in site else ()
     arguments = ("-m", "llama2-13b", *(part for setting in settings for part in ("--set", setting)), "--dry-run")
 
     _, out, _ = run(capsys, "serve", *arguments)

@@ -84,8 +84,8 @@ KEYS = f"server.api_keys=[{{tenant: alice, key_sha256: {'ab' * 32}}}]"
             "--set: tensorrt_llm.parameters.num_nodes: found [1, 2]; should be true or false, a number or a text.",
         ),
         (
-            ["tensorrt_llm.build_flags.fast_build={a: 1}"],
-            "build_flags.fast_build: found {'a': 1}; should be true or false, a whole number or a text.",
+            ["tensorrt_llm.build_flags.max_lora_rank={a: 1}"],
+            "build_flags.max_lora_rank: found {'a': 1}; should be true or false, a whole number or a text.",
         ),
         (
             ["model.checkpoint={source: random, config: {vocab_size: null}}"],
@@ -149,7 +149,7 @@ def test_faults_of_the_backend_come_with_those_of_the_files() -> None:
     overrides = [
         "backend=tensorrt_llm",
         "tensorrt_llm.speculation=trie",
-        "tensorrt_llm.kv_cache_dtype=fp8",
+        "tensorrt_llm.kv_cache_dtype=int8",
         "tensorrt_llm.tokens_per_block=20",
         "engine.prefillchunk=3",
     ]

@@ -91,11 +91,14 @@ def test_checkpoint_ranks_and_cache_are_those_of_the_config(tmp_path, monkeypatc
     assert "revision" not in arguments
 
 
-def test_quantization_of_engines_is_refused(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"profile latency: tensorrt_llm\.quantization: found 'fp8'; the LLM API serves"
-    ):
-        rendered(tmp_path, "trie", trt_config("llama2-13b", "latency", ".quantization=fp8"))
+def test_settings_of_engines_only_are_refused_together(tmp_path):
+    overrides = (".quantization=fp8", ".kv_cache_dtype=int8", ".context_parallel=2")
+    with pytest.raises(ConfigError) as caught:
+        rendered(tmp_path, "trie", trt_config("llama2-13b", "latency", *overrides))
+    text = str(caught.value)
+    assert text.startswith("3 faults")
+    assert "tensorrt_llm.quantization: found 'fp8'; --llmapi cannot use it" in text
+    assert "Use 'auto' or 'fp8'." in text
 
 
 def test_what_cannot_be_served_is_refused(tmp_path):

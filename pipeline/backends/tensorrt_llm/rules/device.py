@@ -43,9 +43,12 @@ def gpu_has_the_formats(context: BuildContext) -> Iterator[Fault]:
     if cache == "fp8" and gpu < 89:
         reason = f"it needs compute capability 89 or newer, and {_KEY} is {gpu}"
         yield wrong(setting("kv_cache_dtype"), cache, reason, "Use 'auto'.")
-    if weights in _INTEGER_FORMATS and 100 <= gpu < 120:
+    if 100 <= gpu < 120:
         reason = f"the builder refuses it for {_KEY} = {gpu}"
-        yield wrong(setting("quantization"), weights, reason, "Use 'fp8' or 'nvfp4'.")
+        if weights in _INTEGER_FORMATS:
+            yield wrong(setting("quantization"), weights, reason, "Use 'fp8' or 'nvfp4'.")
+        if cache == "int8":
+            yield wrong(setting("kv_cache_dtype"), cache, reason, "Use 'auto' or 'fp8'.")
 
 
 def container_is_known(context: BuildContext) -> Iterator[Fault]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, setting, wrong
+from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag, setting, wrong
 from pipeline.config.faults import Fault, fault
 
 # Limits of the tree-attention kernels: query heads per key/value head, and head size.
@@ -38,13 +38,25 @@ def lookahead_has_a_kernel(context: BuildContext) -> Iterator[Fault]:
     if context.resolved.dtype == "float32":
         reason = "lookahead decoding has kernels for float16 and bfloat16"
         yield wrong("model.gpu_dtype", "float32", reason, "Change it, or set tensorrt_llm.speculation to 'none'.")
+    if context.positions is None and context.shape is not None:
+        yield fault(
+            "model.shape.position_embedding",
+            f"is missing; some models of {context.model.architecture} have ALiBi positions, with which lookahead "
+            "decoding does not work.",
+            "State 'rope' or 'alibi', or set tensorrt_llm.speculation to 'trie' or 'none'.",
+        )
 
 
 def _lacks_of_lookahead(context: BuildContext) -> Iterator[str]:
-    """Properties of the model that the tree-attention kernels do not support."""
+    """Properties of the model that the tree-attention kernels do not support. They support rotary and learned absolute
+    positions."""
     shape = context.shape
+    if context.positions == "alibi":
+        yield "has ALiBi positions, for which no tree-attention kernel exists"
     if "no_xqa_kernel" in context.traits:
         yield "is known to fail for lack of a kernel for lookahead decoding"
+    if "uneven_layers" in context.traits:
+        yield "has layers of different shapes, whose KV cache lookahead decoding cannot rewind"
     window = shape.sliding_window if shape is not None else None
     reaches = window is not None and window < context.engine.max_seq_len
     if reaches or ("sliding_window" in context.traits and window is None):
@@ -62,8 +74,15 @@ def _lacks_of_lookahead(context: BuildContext) -> Iterator[str]:
 
 
 def lookahead_where_it_is_tested(context: BuildContext) -> Iterator[Fault]:
-    """NVIDIA's support matrix has tensor parallelism, FP16, BF16 and FP8."""
-    if "lookahead" not in context.modes or context.trt.allow_unvalidated:
+    """NVIDIA's support matrix has tensor parallelism, FP16, BF16 and FP8. Context parallelism excludes tree
+    attention."""
+    if "lookahead" not in context.modes:
+        return
+    if (ranks := context.trt.context_parallel) > 1:
+        yield wrong(
+            setting("context_parallel"), ranks, "lookahead decoding excludes context parallelism", "Set it to 1."
+        )
+    if context.trt.allow_unvalidated:
         return
     if (ranks := context.model.parallelism.pipeline) > 1:
         reason = "lookahead decoding is documented with tensor parallelism only"
@@ -81,6 +100,25 @@ def lookahead_where_it_is_tested(context: BuildContext) -> Iterator[Fault]:
             "tensorrt_llm.speculation=trie",
             "tensorrt_llm.allow_unvalidated=true",
         )
+
+
+def checkpoints_without_drafts(context: BuildContext) -> Iterator[Fault]:
+    """Checkpoints that exclude drafts. A recurrent state cannot be rolled back, cut into chunks or reused. Medusa,
+    ReDrafter and EAGLE checkpoints only work in their own mode."""
+    name, asked = context.model.architecture, context.trt
+    if "own_speculation" in context.traits:
+        reason = "its checkpoints only work in their own speculative mode, which this pipeline does not build"
+        yield wrong("model.architecture", name, reason, "Use the plain model.")
+    if "recurrent" not in context.traits:
+        return
+    state = f"{name} keeps a recurrent state"
+    if context.modes != ("none",):
+        reason = f"{state}, which rejected drafts would spoil"
+        yield wrong(setting("speculation"), asked.speculation, reason, "Use 'none'.", "tensorrt_llm.speculation=none")
+    if asked.enable_chunked_context:
+        yield wrong(setting("enable_chunked_context"), True, f"{state}; the backend switches it off", "Remove it.")
+    if asked.enable_kv_cache_reuse:
+        yield wrong(setting("enable_kv_cache_reuse"), True, f"{state}, not kept with the KV cache", "Remove it.")
 
 
 def paged_context_where_needed(context: BuildContext) -> Iterator[Fault]:
@@ -105,6 +143,22 @@ def paged_context_where_needed(context: BuildContext) -> Iterator[Fault]:
         yield fault(setting(name), text, f"Change that, or {remedy}.")
 
 
+def context_attention_is_as_asked(context: BuildContext) -> Iterator[Fault]:
+    """Requested values of paged and FP8 context attention. The builder silently changes them, depending on weights, KV
+    cache and each other."""
+    flags = context.trt.build_flags
+    for name, off in (
+        ("use_paged_context_fmha", context.paged_context_off),
+        ("use_fp8_context_fmha", context.fp8_context_off),
+    ):
+        if flags.get(name) == "enable" and off is not None:
+            yield fault(build_flag(name), f"found 'enable', but {off}.", "Change one of the two.")
+    if flags.get("use_fp8_context_fmha") == "disable" and context.fp8_context_forced:
+        reason = "the builder would switch it on, as weights and KV cache are FP8"
+        remedy = "Remove it, or set tensorrt_llm.build_flags.use_paged_context_fmha to 'disable'."
+        yield wrong(build_flag("use_fp8_context_fmha"), "disable", reason, remedy)
+
+
 def default_strategy_has_its_engine(context: BuildContext) -> Iterator[Fault]:
     """The default strategy has an engine. An engine has one speculative mode: lookahead, or external drafts."""
     strategy = context.resolved.profile.drafting.strategy
@@ -120,6 +174,8 @@ RULES: tuple[Rule, ...] = (
     lookahead_makes_drafts,
     lookahead_has_a_kernel,
     lookahead_where_it_is_tested,
+    checkpoints_without_drafts,
     paged_context_where_needed,
+    context_attention_is_as_asked,
     default_strategy_has_its_engine,
 )

@@ -1,4 +1,4 @@
-"""Checks of `tensorrt_llm.build_flags`, further options of trtllm-build."""
+"""Checks of further options and plugins of trtllm-build."""
 
 from __future__ import annotations
 
@@ -6,68 +6,137 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, FlagValue
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag, not_settable, wrong
-from pipeline.config.faults import Fault, one_of
+from pipeline.backends.tensorrt_llm.engine_build import flag_words
+from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag, misplaced, wrong
+from pipeline.config.faults import Fault, did_you_mean, fault, one_of
+
+_DTYPES = ("float16", "bfloat16", "float32", "int32")
+_FUSED_MLP_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")
+# Options that trtllm-build refuses for compute capability 100.
+_NOT_ON_100 = (
+    *_FUSED_MLP_PLUGINS,
+    *("low_latency_gemm_plugin", "fp8_rowwise_gemm_plugin", "bert_context_fmha_fp32_acc"),
+)
 
 
 def known_flags(context: BuildContext) -> Iterator[Fault]:
-    """Names and types. trtllm-build checks this too, but only after the download and the conversion."""
+    """Names and types of the options, and options that another setting controls. trtllm-build checks this too, but only
+    after the download and the conversion."""
     release = release_data.release()
     for name, value in context.trt.build_flags.items():
-        if name not in release.settable_flags:
-            yield not_settable(build_flag(name), name, value, release.settable_flags, release.flags_set_elsewhere)
-        elif right := _right_value(release.build_flags[name], value):
-            yield wrong(build_flag(name), value, f"should be {right}")
+        key, known = build_flag(name), release.build_flags
+        if found := misplaced(key, value, release.flags_set_elsewhere.get(name), release.flags_of_no_use.get(name)):
+            yield found
+        elif name not in known:
+            text = f"is not an option of trtllm-build {release_data.RELEASE_LINE}."
+            yield fault(key, f"{text}{did_you_mean(name, known)} Names are written without dashes in front.")
+        elif name != "kv_cache_type" and (right := _right_value(known[name], value)):  # that one has but one use here
+            yield wrong(key, value, f"should be {right}")
 
 
 def _right_value(flag: release_data.Flag, value: FlagValue) -> str | None:
     """Description of valid values; None if the value is valid."""
     if flag.type == "store_true":
         return None if isinstance(value, bool) else "true or false"
-    if not flag.choices:
-        return None if isinstance(value, str) else "a text"
+    if flag.type == "int":
+        return None if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
     if isinstance(value, bool):
-        return f"{one_of(flag.choices)} in quotes"
-    return None if value in flag.choices else one_of(flag.choices)
+        return f"{one_of(flag.choices)} in quotes" if flag.choices else "a text"
+    words = flag_words(flag, value)
+    return one_of(flag.choices) if flag.choices and not set(words) <= set(flag.choices) else None
+
+
+def needed_for_serving(context: BuildContext) -> Iterator[Fault]:
+    """Options that in-flight batching with one beam requires. The builder makes an engine without them, but the backend
+    does not load it."""
+    needed = [("gpt_attention_plugin", "auto"), ("remove_input_padding", "enable")]
+    if "recurrent" in context.traits:
+        needed += [("mamba_conv1d_plugin", "auto"), ("paged_state", "enable")]
+    for name, right in needed:
+        if context.flag(name) == "disable":
+            reason = f"engines are served with in-flight batching, which needs {right!r}"
+            yield wrong(build_flag(name), "disable", reason, "Remove it.")
+    if (found := context.flag("max_beam_width")) != 1:
+        yield wrong(build_flag("max_beam_width"), found, "requests are served with one beam", "Remove it.")
+    if (found := context.flag("kv_cache_type")) not in (None, "paged"):
+        reason = "in-flight batching and drafts need 'paged'"
+        yield wrong(build_flag("kv_cache_type"), found, reason, "Remove it.")
 
 
 def plugins_have_what_they_need(context: BuildContext) -> Iterator[Fault]:
-    """Options that the builder silently changes, or refuses after the conversion, and types with which the engine fails
-    or loses precision."""
-    dtype, weights, flags = context.resolved.dtype, context.trt.quantization, context.trt.build_flags
-    for name, value in flags.items():
+    """Requirements of the plugins. The builder accepts a type other than the model's, which then fails or loses
+    precision. It does not check the user buffer, and checks the LoRA modules only after the conversion."""
+    dtype, weights = context.resolved.dtype, context.trt.quantization
+    for name, value in context.trt.build_flags.items():
         if value in ("fp8", "nvfp4") and value != weights:
             reason = f"it multiplies {str(value).upper()} weights, and tensorrt_llm.quantization is '{weights}'"
             remedy = f"Remove it, or set tensorrt_llm.quantization to '{value}'."
             yield wrong(build_flag(name), value, reason, remedy)
-        elif name.endswith("_plugin") and value not in (dtype, weights, "auto", "disable"):
+        elif name.endswith("_plugin") and value in _DTYPES and value != dtype:
             reason = f"the model's dtype is {dtype}"
             yield wrong(build_flag(name), value, reason, "Remove it, or change model.gpu_dtype.")
-        elif value == "fp8" and context.trt.compute_capability == 100:
-            yield wrong(build_flag(name), value, "the builder refuses it for compute capability 100", "Remove it.")
+    for name in ("gather_context_logits", "gather_all_token_logits"):
+        if context.flag(name) and any(context.max_draft_len(mode) for mode in context.modes):
+            remedy = "Remove it, or set tensorrt_llm.speculation to 'none'."
+            yield wrong(build_flag(name), True, "an engine with drafts cannot gather context logits", remedy)
+    lora = context.flag("lora_plugin")
+    if lora != "disable" and not context.flag("lora_target_modules"):
+        remedy = f"Add {build_flag('lora_target_modules')}=attn_qkv, or remove it."
+        yield wrong(build_flag("lora_plugin"), lora, "it is without target modules", remedy)
+    is_llama = context.model.architecture == "LlamaForCausalLM"
+    if context.enabled("user_buffer") and not (is_llama and context.enabled("reduce_fusion") and weights == "fp8"):
+        yield wrong(
+            build_flag("user_buffer"),
+            "enable",
+            "it is made for LlamaForCausalLM with tensorrt_llm.quantization = 'fp8' and "
+            f"{build_flag('reduce_fusion')} = 'enable'",
+            "Remove it, or set those.",
+        )
+
+
+def builder_keeps_them(context: BuildContext) -> Iterator[Fault]:
+    """Options that the builder would change, which it only logs, or refuse after the conversion."""
     for name, reason in _lost_flags(context):
-        if (value := flags.get(name, "disable")) != "disable":
+        value = context.trt.build_flags.get(name, "disable")
+        if value != "disable":
             yield wrong(build_flag(name), value, reason, "Remove it.")
+    tuned = context.trt.build_flags.get("opt_num_tokens")
+    if not isinstance(tuned, int):
+        return
+    if context.enabled("multiple_profiles"):
+        reason = f"the builder takes it only without {build_flag('multiple_profiles')} = 'enable'"
+        yield wrong(build_flag("opt_num_tokens"), tuned, reason, "Remove one of the two.")
+    elif (most := min(map(context.limited_num_tokens, context.modes))) < tuned:
+        reason = f"the builder would limit it to {most}, the most tokens of a pass"
+        yield wrong(build_flag("opt_num_tokens"), tuned, reason, "Lower it, or remove it.")
 
 
 def _lost_flags(context: BuildContext) -> Iterator[tuple[str, str]]:
-    """Options that have no effect with these settings, with the reason."""
+    """Options that have no effect with these settings, or stop the builder, with the reason."""
     architecture, weights = context.model.architecture, context.trt.quantization
-    fuses = context.model.parallelism.tensor > 1 and architecture in ("LlamaForCausalLM", "Gemma2ForCausalLM")
-    if not fuses:
+    if context.model.parallelism.tensor == 1 or architecture not in ("LlamaForCausalLM", "Gemma2ForCausalLM"):
         reason = "it is for LlamaForCausalLM and Gemma2ForCausalLM with model.parallelism.tensor above 1"
         yield "reduce_fusion", reason
-    is_fused_llama = fuses and architecture == "LlamaForCausalLM" and context.flag("reduce_fusion") == "enable"
-    if not is_fused_llama or weights != "fp8":
-        yield (
-            "user_buffer",
-            "it is made for LlamaForCausalLM with tensorrt_llm.quantization = 'fp8' and "
-            f"{build_flag('reduce_fusion')} = 'enable'",
-        )
+    if architecture != "LlamaForCausalLM" or weights != "nvfp4" or context.enabled("reduce_fusion"):
+        reason = "it is for LlamaForCausalLM with tensorrt_llm.quantization = 'nvfp4' and without reduce_fusion"
+        yield "norm_quant_fusion", reason
+    if "recurrent" not in context.traits:
+        yield "paged_state", f"{context.model.architecture} keeps no recurrent state"
+    if architecture != "MixtralForCausalLM":
+        yield "pp_reduce_scatter", "it is for MixtralForCausalLM"
     if weights == "nvfp4" and context.flag("gemm_plugin") != "nvfp4":
         yield "gemm_plugin", "with tensorrt_llm.quantization = 'nvfp4' the builder replaces it with 'nvfp4'"
     if context.flag("weight_streaming"):
         yield "gemm_plugin", f"weights of plugins stay on the GPU despite {build_flag('weight_streaming')}"
+    if not context.enabled("use_fused_mlp"):
+        yield from ((name, f"it needs {build_flag('use_fused_mlp')} = 'enable'") for name in _FUSED_MLP_PLUGINS)
+    if context.trt.compute_capability == 100:
+        yield from ((name, "the builder refuses it for compute capability 100") for name in _NOT_ON_100)
 
 
-RULES: tuple[Rule, ...] = (known_flags, plugins_have_what_they_need)
+RULES: tuple[Rule, ...] = (
+    known_flags,
+    builder_keeps_them,
+    needed_for_serving,
+    plugins_have_what_they_need,
+)

@@ -7,33 +7,49 @@ from pathlib import Path
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.conversion import PLAIN_FORMATS, calibration_folder, method_of
+from pipeline.backends.tensorrt_llm.conversion import (
+    calibration_folder,
+    known_script_flags,
+    method_of,
+    needs_of_script,
+)
 from pipeline.backends.tensorrt_llm.rules.problem import Rule, setting, wrong
-from pipeline.checkpoint.architectures import REFUSED, SUPPORTED_ARCHITECTURES
 from pipeline.config.faults import Fault, did_you_mean, fault, one_of
 from pipeline.config.schema import GgufCheckpoint, LocalCheckpoint, ModelShape
 
 # Bound of model.parallelism.tensor.
 _MOST_RANKS = 64
 _ARCHITECTURE = "model.architecture"
+# Families whose script has the option --pp_size and refuses any other value than 1.
+_ONE_STAGE = ("gptneox", "opt")
+# Classes whose attention layers know of context parallelism; others would give wrong results.
+_CONTEXT_PARALLEL = ("LLaMAForCausalLM", "QWenForCausalLM", "ChatGLMForCausalLM")
 
 
 def architecture_has_an_engine(context: BuildContext) -> Iterator[Fault]:
-    name, known = context.model.architecture, release_data.release().model_map
-    if name not in known:
-        hint = "" if name in {*SUPPORTED_ARCHITECTURES, *REFUSED} else did_you_mean(name, known)
-        text = f"found {name!r}; this pipeline makes no TensorRT-LLM engines of it.{hint}"
-        yield fault(_ARCHITECTURE, text, "Use backend: torch, or another model.")
+    """The engine backend supports the architecture, and the model reads and writes text."""
+    name = context.model.architecture
+    if release_data.release().model_map.get(name) is None:
+        if name in release_data.release().not_in_engine_backend:
+            yield wrong(_ARCHITECTURE, name, "TensorRT-LLM serves it without engines only", "Use backend: torch.")
+        else:
+            text = f"found {name!r}; TensorRT-LLM {release_data.RELEASE_LINE} has no engine for it."
+            hint = did_you_mean(name, release_data.release().model_map)
+            yield fault(_ARCHITECTURE, f"{text}{hint}", "Use backend: torch, or another model.")
+    for trait, what in (("multimodal", "also takes images or sound"), ("no_text", "does not generate text")):
+        if trait in context.traits:
+            yield wrong(_ARCHITECTURE, name, f"it {what}, and this pipeline serves text models")
 
 
 def shape_is_known(context: BuildContext) -> Iterator[Fault]:
     """The sizes are known before the download, for the checks of kernels, memory and ranks."""
-    if context.shape is None and context.model.architecture in release_data.release().model_map:
+    if context.shape is None and release_data.release().model_map.get(context.model.architecture) is not None:
+        positions = ", with position_embedding, as some have ALiBi" if "maybe_alibi" in context.traits else ""
         yield fault(
             "model.shape",
             "is missing; the engine is planned before the checkpoint is there.",
             "State the sizes of the checkpoint's config.json in the model's YAML, as configs/models/llama2-7b.yaml "
-            "does.",
+            f"does{positions}.",
         )
 
 
@@ -62,44 +78,105 @@ def ranks_divide_the_model(context: BuildContext) -> Iterator[Fault]:
     if 0 in asked or product not in (None, ranks.tensor) or any(size and ranks.tensor % size for size in asked):
         reason = f"its product with moe_tensor_parallel must be model.parallelism.tensor = {ranks.tensor}"
         yield wrong(setting("moe_expert_parallel"), trt.moe_expert_parallel, reason)
-    if trt.moe_expert_parallel > 1 and method_of(context) == "quantize":
+    if trt.moe_expert_parallel > 1 and trt.context_parallel > 1:
+        reason = f"TensorRT-LLM takes it only without tensorrt_llm.context_parallel (found {trt.context_parallel})"
+        yield wrong(setting("moe_expert_parallel"), trt.moe_expert_parallel, reason, "Change one of the two.")
+    if trt.moe_expert_parallel > 1 and method_of(context) in ("quantize", "quantize.py"):
         reason = f"calibration for tensorrt_llm.quantization = '{trt.quantization}' takes no expert parallelism"
         yield wrong(setting("moe_expert_parallel"), trt.moe_expert_parallel, reason, "Set it to 1 or -1.")
+
+
+def contexts_are_split_evenly(context: BuildContext) -> Iterator[Fault]:
+    """Context-parallel ranks exchange tokens for heads, so together with the tensor-parallel ranks they divide the
+    attention heads. The builder checks neither this nor the architecture."""
+    ranks, tensor, shape = context.trt.context_parallel, context.model.parallelism.tensor, context.shape
+    model_class, key = release_data.release().model_map.get(context.model.architecture), setting("context_parallel")
+    if ranks == 1 or model_class is None:
+        return
+    if model_class not in _CONTEXT_PARALLEL:
+        yield wrong(key, ranks, f"{context.model.architecture} has no context parallelism", "Use 1.")
+    elif shape is not None and not _divides_heads(shape, tensor * ranks):
+        reason = f"times model.parallelism.tensor = {tensor} it does not divide the {shape.num_attention_heads} heads"
+        yield wrong(key, ranks, reason, "Lower one of the two.")
 
 
 def _divides(context: BuildContext, shape: ModelShape, ranks: int) -> bool:
     """Whether all ranks get the same number of heads and of columns of the MLP. A key/value head may be copied to
     several ranks."""
     columns = 0 if "moe" in context.traits else shape.intermediate_size
+    return _divides_heads(shape, ranks) and columns % ranks == 0
+
+
+def _divides_heads(shape: ModelShape, ranks: int) -> bool:
     kv_heads = shape.num_key_value_heads
-    shares_heads = shape.num_attention_heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
-    return shares_heads and columns % ranks == 0
+    return shape.num_attention_heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
 
 
 def converter_can_do_it(context: BuildContext) -> Iterator[Fault]:
-    """The calibration supports the formats and has texts."""
-    trt = context.trt
-    if method_of(context) != "quantize":
-        return
-    if trt.quantization in PLAIN_FORMATS and trt.quantization != "none":
-        reason = f"it is not calibrated beside tensorrt_llm.quantization = '{trt.quantization}'"
-        yield wrong(setting("kv_cache_dtype"), trt.kv_cache_dtype, reason, "Use 'auto'.")
-    texts = trt.calib_dataset
-    if texts != "pileval" and "cnn_dailymail" not in texts and calibration_folder(context) is None:
-        reason = f"TensorRT-LLM calibrates with 'cnn_dailymail', 'pileval' or a folder, as './{texts}'"
+    """The converter supports the settings. A conversion script is limited to its options. For some families the
+    transformers of TensorRT-LLM 1.2 has no class, so the converter runs the checkpoint's code."""
+    name = context.model.architecture
+    if "remote_code" in context.traits and not context.model.trust_remote_code:
+        yield wrong(
+            "model.trust_remote_code",
+            False,
+            f"checkpoints of {name} bring Python code that the conversion has to run",
+            "Read it, pin its revision and set this to true (the tokenizer must work without code), or use a model "
+            "that brings none.",
+        )
+    model_class = release_data.release().model_map.get(name)
+    formats = (
+        ("quantization", context.trt.quantization, "none"),
+        ("kv_cache_dtype", context.trt.kv_cache_dtype, "auto"),
+    )
+    for key, found, plain in formats:
+        if model_class == "GrokForCausalLM" and found != plain:
+            yield wrong(
+                setting(key), found, f"the converter of {name} does not support quantization", f"Use {plain!r}."
+            )
+    method, texts = method_of(context), context.trt.calib_dataset
+    is_known = texts == "pileval" or "cnn_dailymail" in texts or calibration_folder(context) is not None
+    if method in ("quantize", "quantize.py") and not is_known:
+        reason = f"TensorRT-LLM calibrates {name} with 'cnn_dailymail', 'pileval' or a folder, as './{texts}'"
         yield wrong(
             setting("calib_dataset"), texts, reason, "Use one of these.", "tensorrt_llm.calib_dataset=cnn_dailymail"
         )
+    if method != "convert_checkpoint.py" or model_class is None:
+        return
+    family = release_data.release().family(name)
+    if family is None:
+        yield wrong(_ARCHITECTURE, name, "neither class nor script converts it", "Use another.")
+        return
+    if context.trt.kv_cache_dtype == "int8" and context.trt.context_parallel > 1:
+        reason = "the conversion scripts calibrate without context parallelism only"
+        yield wrong(setting("context_parallel"), context.trt.context_parallel, reason, "Use 1.")
+    known = known_script_flags(family)
+    for need in needs_of_script(context):
+        if need.option not in known:
+            lack = "cannot calibrate weights" if need.option is None else f"has no option --{need.option}"
+            if need.option == "pp_size" and family in _ONE_STAGE:
+                lack = "does not support pipeline parallelism"
+            reason = f"{name} is converted by the script of '{family}', which {lack}"
+            yield wrong(need.key, need.found, reason, f"Use {need.plain!r}.")
 
 
-def path_does_not_mislead(context: BuildContext) -> Iterator[Fault]:
-    """Words in the path of the checkpoint by which the Llama loader expects other weight names. Its copy is in a folder
-    with the model's name."""
-    paths, source = {"model.name": context.model.name}, context.model.checkpoint
+def path_says_what_it_is(context: BuildContext) -> Iterator[Fault]:
+    """The converters interpret words in the path of the checkpoint, whose copy is in a folder with the model's name.
+    Some families need a word, and some words make the Llama loader expect other weight names."""
+    architecture, name, source = context.model.architecture, context.model.name, context.model.checkpoint
+    word = release_data.NEEDED_PATH_WORDS.get(architecture)
+    if word is not None and word not in name:
+        yield wrong(
+            "model.name",
+            name,
+            f"TensorRT-LLM converts {architecture} rightly only if the path of the checkpoint contains '{word}'",
+            f"Rename the model config, e.g. to '{word}-{name}', or the folder that is given as --model.",
+        )
+    paths = {"model.name": name}
     if isinstance(source, LocalCheckpoint | GgufCheckpoint):
         paths["model.checkpoint.path"] = str(Path(source.path))
     for key, text in paths.items():
-        for word in release_data.misleading_words(context.model.architecture, text):
+        for word in release_data.misleading_words(architecture, text):
             reason = (
                 f"with '{word}' in a path TensorRT-LLM's Llama loader assumes another model and loads wrong weights"
             )
@@ -110,6 +187,7 @@ RULES: tuple[Rule, ...] = (
     architecture_has_an_engine,
     shape_is_known,
     ranks_divide_the_model,
+    contexts_are_split_evenly,
     converter_can_do_it,
-    path_does_not_mislead,
+    path_says_what_it_is,
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.config.faults import Fault, did_you_mean, fault
+from pipeline.config.faults import Fault, fault
 
 Rule = Callable[[BuildContext], Iterator[Fault]]
 
@@ -16,14 +16,12 @@ def wrong(key: str, value: object, reason: str, remedy: str = "", *fixes: str) -
     return fault(key, f"found {found}; {reason}.", remedy, fixes=fixes)
 
 
-def not_settable(
-    key: str, name: str, value: object, settable: Sequence[str], set_elsewhere: Mapping[str, str]
-) -> Fault:
-    """Fault of an option that is not among the settable ones. set_elsewhere: the setting that controls others."""
-    if name in set_elsewhere:
-        return wrong(key, value, f"it is set by {set_elsewhere[name]}", "Remove it here.")
-    hint = did_you_mean(name, settable) or f" Known are {', '.join(settable)}."
-    return fault(key, f"cannot be set here.{hint}")
+def misplaced(key: str, value: object, set_elsewhere: str | None, no_use: str | None) -> Fault | None:
+    """Fault of an option that must not be set. set_elsewhere: the setting that controls it. no_use: reason not to use
+    it. None if both are None."""
+    if set_elsewhere is not None:
+        return wrong(key, value, f"it is set by {set_elsewhere}", "Remove it here.")
+    return None if no_use is None else wrong(key, value, f"not to be used here: {no_use}", "Remove it.")
 
 
 def setting(name: str) -> str:

@@ -6,18 +6,22 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, not_settable, parameter, wrong
-from pipeline.config.faults import Fault, one_of
+from pipeline.backends.tensorrt_llm.rules.problem import Rule, misplaced, parameter, setting, wrong
+from pipeline.config.faults import Fault, did_you_mean, fault, one_of
 
 
 def known_parameters(context: BuildContext) -> Iterator[Fault]:
-    """Names and types. The backend silently ignores invalid values."""
+    """Names and types of the parameters, and parameters that another setting controls. The backend silently ignores
+    invalid values."""
     release = release_data.release()
+    set_elsewhere, of_no_use = release.parameters_set_elsewhere, release.parameters_of_no_use
     for name, value in context.trt.parameters.items():
-        key = parameter(name)
-        if name not in release.settable_parameters:
-            yield not_settable(key, name, value, release.settable_parameters, release.parameters_set_elsewhere)
-        elif right := _right_value(name, release.parameters[name], value):
+        key, known = parameter(name), release.parameters
+        if found := misplaced(key, value, set_elsewhere.get(name), of_no_use.get(name)):
+            yield found
+        elif name not in known:
+            yield fault(key, f"is not a parameter of the tensorrtllm backend.{did_you_mean(name, known)}")
+        elif right := _right_value(name, known[name], value):
             yield wrong(key, value, f"should be {right}")
 
 
@@ -43,28 +47,45 @@ def _right_value(name: str, entry: release_data.Parameter, value: bool | int | f
     return None
 
 
+def lookahead_excludes(context: BuildContext) -> Iterator[Fault]:
+    """Lookahead decoding supports neither sink tokens nor limited attention windows nor guided decoding."""
+    if "lookahead" not in context.modes:
+        return
+    for name, reason in (
+        ("sink_token_length", "lookahead decoding attends to all tokens"),
+        ("max_attention_window_size", "lookahead decoding attends to all tokens"),
+        ("guided_decoding_backend", "guided decoding and lookahead decoding exclude each other"),
+    ):
+        if value := context.parameter(name):
+            remedy = "Remove it, or set tensorrt_llm.speculation to 'trie' or 'none'."
+            yield wrong(parameter(name), value, reason, remedy)
+
+
 def parameters_have_what_they_need(context: BuildContext) -> Iterator[Fault]:
     """Parameters that the backend ignores or cannot load with these settings."""
-    if guided := context.parameter("guided_decoding_backend"):
-        key = parameter("guided_decoding_backend")
-        if "lookahead" in context.modes:
-            remedy = "Remove it, or set tensorrt_llm.speculation to 'trie' or 'none'."
-            yield wrong(key, guided, "guided decoding and lookahead decoding exclude each other", remedy)
-        if not context.parameter("xgrammar_tokenizer_info_path"):
-            reason = "the C++ backend reads the tokens from the file xgrammar_tokenizer_info_path, which is not set"
-            yield wrong(key, guided, reason, "Add it.")
-    weights = context.parameter("gpu_weights_percent")
+    guided, weights = context.parameter("guided_decoding_backend"), context.parameter("gpu_weights_percent")
+    if guided and not context.parameter("xgrammar_tokenizer_info_path"):
+        reason = "the C++ backend reads the tokens from the file xgrammar_tokenizer_info_path, which is not set"
+        yield wrong(parameter("guided_decoding_backend"), guided, reason, "Add it.")
+    if (beams := context.parameter("max_beam_width")) not in (None, 1):
+        yield wrong(parameter("max_beam_width"), beams, "the engine is built for one beam", "Remove it.")
     if isinstance(weights, int | float) and weights < 1 and not context.flag("weight_streaming"):
         reason = "only an engine built with tensorrt_llm.build_flags.weight_streaming = true keeps weights elsewhere"
         yield wrong(parameter("gpu_weights_percent"), weights, reason, "Add that, or remove this.")
+    if context.parameter("kv_cache_onboard_blocks") is False and context.paged_context_off is None:
+        reason = "the backend does not load an engine with paged context attention without it"
+        yield wrong(parameter("kv_cache_onboard_blocks"), False, reason, "Remove it.")
     limit = context.parameter("max_tokens_in_paged_kv_cache")
     if len(context.modes) > 1 and limit is not None:
         reason = "with tensorrt_llm.speculation = 'both' each engine gets its own by tensorrt_llm.lookahead_kv_share"
         yield wrong(parameter("max_tokens_in_paged_kv_cache"), limit, reason, "Remove it.")
 
 
-def each_rank_has_a_gpu(context: BuildContext) -> Iterator[Fault]:
+def ranks_are_those_that_are_started(context: BuildContext) -> Iterator[Fault]:
     """gpu_device_ids: one GPU per rank, commas inside an instance and semicolons between instances."""
+    if not context.trt.spawn_processes and not context.trt.orchestrator:
+        reason = "it belongs to tensorrt_llm.orchestrator = true"
+        yield wrong(setting("spawn_processes"), False, reason, "Remove it, or set that.")
     gpus = context.parameter("gpu_device_ids")
     if gpus is not None and any(len(ids.split(",")) != context.world_size for ids in str(gpus).split(";")):
         reason = f"the engine has {context.world_size} rank(s), and each instance needs as many GPUs"
@@ -79,7 +100,8 @@ def strict_mode_is_of_the_torch_engine(context: BuildContext) -> Iterator[Fault]
 
 RULES: tuple[Rule, ...] = (
     known_parameters,
+    lookahead_excludes,
     parameters_have_what_they_need,
-    each_rank_has_a_gpu,
+    ranks_are_those_that_are_started,
     strict_mode_is_of_the_torch_engine,
 )

@@ -24,7 +24,9 @@ def build_parser() -> argparse.ArgumentParser:
             parser.add_argument(f"--{name}", action="store_true")
         else:
             kind = int if flag.type == "int" else str
-            parser.add_argument(f"--{name}", type=kind, choices=flag.choices or None, default=flag.default)
+            parser.add_argument(
+                f"--{name}", type=kind, choices=flag.choices or None, default=flag.default, nargs=flag.nargs
+            )
     return parser
 
 

@@ -20,18 +20,25 @@ from pipeline.errors import ConfigError
 from tests.trt_configs import SPECULATIONS, trt_config
 from tests.unit.backends.tensorrt_llm.builder import built_config
 
-# Options that the builder changes, or refuses, with some settings.
+SWITCHES = (
+    *("context_fmha", "multiple_profiles", "norm_quant_fusion", "paged_state", "pp_reduce_scatter", "reduce_fusion"),
+    *("streamingllm", "use_fp8_context_fmha", "use_fused_mlp", "use_paged_context_fmha", "user_buffer"),
+    "bert_context_fmha_fp32_acc",
+)
+# Values of options that the builder changes, or refuses, with some settings.
 FLAGS = st.fixed_dictionaries(
     {},
     optional={
-        **{
-            name: st.sampled_from(["enable", "disable"])
-            for name in ("multiple_profiles", "reduce_fusion", "user_buffer")
-        },
+        **{name: st.sampled_from(["enable", "disable"]) for name in SWITCHES},
+        "gather_all_token_logits": st.booleans(),
         "gemm_plugin": st.sampled_from(["auto", "float16", "bfloat16", "fp8", "nvfp4", "disable"]),
         "gemm_swiglu_plugin": st.sampled_from(["fp8", "disable"]),
         "low_latency_gemm_plugin": st.sampled_from(["fp8", "disable"]),
-        "weight_streaming": st.booleans(),
+        "low_latency_gemm_swiglu_plugin": st.sampled_from(["fp8", "disable"]),
+        "fp8_rowwise_gemm_plugin": st.sampled_from(["auto", "float16", "disable"]),
+        "nccl_plugin": st.sampled_from(["auto", "float16", "bfloat16", "disable"]),
+        "max_input_len": st.integers(1, 5000),
+        "opt_num_tokens": st.integers(1, 5000),
         "fast_build": st.booleans(),
     },
 )
@@ -54,7 +61,7 @@ MODELS = st.fixed_dictionaries(
         "model.gpu_dtype": st.sampled_from(["float16", "bfloat16", "float32"]),
         "model.architecture": st.sampled_from(["LlamaForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM"]),
         "tensorrt_llm.quantization": st.sampled_from(["none", "fp8", "int8_wo", "int4_awq", "nvfp4"]),
-        "tensorrt_llm.kv_cache_dtype": st.sampled_from(["auto", "fp8"]),
+        "tensorrt_llm.kv_cache_dtype": st.sampled_from(["auto", "fp8", "int8"]),
         "tensorrt_llm.compute_capability": st.sampled_from([80, 89, 90, 100, 120]),
         "tensorrt_llm.gpu_memory_gib": st.just(2000),
         "tensorrt_llm.allow_unvalidated": st.just(True),

@@ -126,6 +126,20 @@ def test_an_orchestrator_is_one_server_for_an_engine_of_two_ranks(machine, tmp_p
     assert_nothing_left(server)
 
 
+def test_an_orchestrator_that_spawns_nothing_is_one_more_than_the_ranks(machine, tmp_path):
+    record = machine()
+    server = start(tmp_path, ".orchestrator=true", ".spawn_processes=false", "model.parallelism.tensor=2")
+    started = [recorded(record, server, rank) for rank in range(3)]
+    server.stop()
+
+    assert json.loads((record / "mpirun.json").read_text()).count("-n") == 3
+    for rank, what in enumerate(started):
+        assert what["orchestrator"] == {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "0"}
+        assert ("--load-model=tensorrt_llm_engine" in what["argv"]) is (rank > 0)
+        assert not [word for word in what["argv"] if "pool" in word]
+    assert_nothing_left(server)
+
+
 def test_one_rank_needs_no_mpirun_and_two_do(machine, tmp_path):
     record = machine(mpirun=False)
     server = start(tmp_path)

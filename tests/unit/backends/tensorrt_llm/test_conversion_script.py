@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.backends.tensorrt_llm import conversion
+from pipeline.backends.tensorrt_llm.conversion import conversion_of
 from pipeline.backends.tensorrt_llm.conversion_script import convert, main
 from pipeline.config.places import places
 from tests.patience import PATIENCE_S
@@ -85,7 +85,7 @@ def tensorrt_llm(monkeypatch):
 
 
 def call_of(tmp_path: Path, *overrides: str) -> dict:
-    return conversion.call_of(trt_context(*overrides), tmp_path / "source", tmp_path / "out")
+    return conversion_of(trt_context(*overrides), tmp_path / "source", tmp_path / "out", tmp_path / "request.json").call
 
 
 def test_each_rank_is_loaded_and_saved_and_only_the_first_writes_the_config(tmp_path, tensorrt_llm):
@@ -98,6 +98,16 @@ def test_each_rank_is_loaded_and_saved_and_only_the_first_writes_the_config(tmp_
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "config.json", "rank0.safetensors", "rank1.safetensors",
     }  # fmt: skip
+
+
+def test_context_parallel_ranks_share_a_file(tmp_path, tensorrt_llm):
+    """The builder takes the file of rank // cp_size."""
+    convert(call_of(tmp_path, "model.parallelism.tensor=2", ".context_parallel=2", ".speculation=none"))
+    loads = [entry[3] for entry in Model.log if entry[0] == "load"]
+    assert [(mapping.rank, mapping.tp_size) for mapping in loads] == [(0, 2), (1, 2)]
+    written = json.loads((tmp_path / "out" / "config.json").read_text())["mapping"]
+    assert (written["world_size"], written["tp_size"], written["cp_size"], written["attn_tp_size"]) == (4, 2, 2, -1)
+    assert sorted(path.name for path in (tmp_path / "out").glob("rank*")) == ["rank0.safetensors", "rank1.safetensors"]
 
 
 def test_plain_weights_get_no_quant_config(tmp_path, tensorrt_llm):

@@ -74,7 +74,7 @@ def test_every_shipped_plan_is_complete_and_keeps_the_rules(model, profile, spec
 
 @pytest.mark.parametrize("speculation", SPECULATIONS)
 def test_the_engines_config_is_expected_to_say_what_the_command_line_asks(speculation):
-    for stage in plan(f".speculation={speculation}", ".build_flags.monitor_memory=true").engines:
+    for stage in plan(f".speculation={speculation}", ".build_flags.gather_generation_logits=true").engines:
         config, flags = stage.expected["build_config"], stage.flags
         assert set(config) - {"plugin_config"} <= set(RELEASE_FACTS["build_config_fields"])
         assert set(config["plugin_config"]) <= set(RELEASE_FACTS["plugin_config_fields"])
@@ -82,7 +82,7 @@ def test_the_engines_config_is_expected_to_say_what_the_command_line_asks(specul
         assert config["speculative_decoding_mode"] == {"lookahead": 8, "trie": 2, "none": 1}[stage.instance.mode]
         assert config["plugin_config"]["use_paged_context_fmha"] is True
         assert config["plugin_config"]["tokens_per_block"] == 32
-        assert config["monitor_memory"] is True
+        assert config["gather_generation_logits"] is True
 
 
 def test_a_step_of_drafts_may_be_longer_than_all_sequences():
@@ -125,9 +125,17 @@ def test_weights_are_streamed_without_the_plugin_that_keeps_them():
     assert stage.flags["gemm_plugin"] == "disable"
 
 
-@pytest.mark.parametrize("asked", [".kv_cache_dtype=fp8", "model.gpu_dtype=float32"])
+@pytest.mark.parametrize(("asked", "built"), [("enable", True), ("disable", False)])
+def test_without_paged_context_the_builder_leaves_fp8_context_as_asked(asked, built):
+    flags = (".build_flags.use_paged_context_fmha=disable", f".build_flags.use_fp8_context_fmha={asked}")
+    (stage,) = plan(".quantization=fp8", ".speculation=none", *flags).engines
+    assert stage.flags["use_fp8_context_fmha"] == asked
+    assert stage.expected["build_config"]["plugin_config"]["use_fp8_context_fmha"] is built
+
+
+@pytest.mark.parametrize("asked", [[".kv_cache_dtype=int8"], ["model.gpu_dtype=float32", ".speculation=none"]])
 def test_where_it_cannot_be_paged_context_is_left_out(asked):
-    (stage,) = plan(asked, ".speculation=none").engines
+    (stage,) = plan(*asked).engines
     assert stage.flags["use_paged_context_fmha"] == "disable"
     assert stage.expected["build_config"]["plugin_config"]["use_paged_context_fmha"] is False
     assert stage.instance.kv_cache_reuse is False
@@ -149,11 +157,17 @@ def test_stages_have_fingerprints_of_exactly_their_inputs():
     assert plan(profile="throughput").conversion.digest == base.conversion.digest
 
 
-def test_calibration_texts_count_and_are_seen_in_the_container():
-    asked = (".speculation=none", ".quantization=fp8")
-
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [".kv_cache_dtype=int8"],  # convert_checkpoint.py
+        [".quantization=fp8"],  # quantize
+        [".quantization=fp8", ".kv_cache_dtype=int8"],  # quantize.py
+    ],
+)
+def test_calibration_texts_count_and_are_seen_in_the_container(asked):
     def conversion(*texts: str):
-        return plan(*asked, *texts).conversion
+        return plan(".speculation=none", *asked, *texts).conversion
 
     base, own = conversion(), conversion(".calib_dataset=/my/data")
     assert base.fingerprint["calibration"] == ["cnn_dailymail", 512]
@@ -162,7 +176,9 @@ def test_calibration_texts_count_and_are_seen_in_the_container():
     words = own.docker_argv
     assert words[words.index("/my/data:/my/data:ro") - 1] == "--volume"
     assert "/my/data" not in " ".join(base.docker_argv)
-    assert "/my/data" not in " ".join(plan(*asked, ".calib_dataset=/my/data").engines[0].docker_argv)
+    assert "/my/data" not in " ".join(
+        plan(".speculation=none", *asked, ".calib_dataset=/my/data").engines[0].docker_argv
+    )
 
 
 def test_texts_that_nothing_is_calibrated_with_change_nothing():
@@ -187,12 +203,22 @@ def test_ranks_reach_workers_and_mapping():
     assert found.conversion.call["mapping"]["tp_size"] == 2
 
 
-@pytest.mark.parametrize("speculation", ["none", "both"])
-def test_an_orchestrator_is_one_process(speculation):
-    overrides = ("model.parallelism.tensor=2", f".speculation={speculation}")
-    assert plan(*overrides).engines[0].flags["workers"] == 2
-    assert trt_context(*overrides).num_processes == 2
-    assert trt_context(*overrides, ".orchestrator=true").num_processes == 1
+@pytest.mark.parametrize(
+    ("overrides", "processes", "ranks"),
+    [
+        ((), 2, [None]),
+        ((".speculation=both",), 2, [None, None]),
+        ((".orchestrator=true",), 1, [None]),
+        ((".orchestrator=true", ".speculation=both"), 1, [None, None]),
+        ((".orchestrator=true", ".spawn_processes=false"), 3, ["1,2"]),
+        ((".orchestrator=true", ".spawn_processes=false", ".speculation=both"), 5, ["1,2", "3,4"]),
+    ],
+)
+def test_an_orchestrator_is_one_process_or_one_more_than_all_ranks(overrides, processes, ranks):
+    found = plan("model.parallelism.tensor=2", *overrides)
+    assert found.world_size == found.engines[0].flags["workers"] == 2
+    assert [stage.instance.participant_ids for stage in found.engines] == ranks
+    assert trt_context("model.parallelism.tensor=2", *overrides).num_processes == processes
 
 
 def test_engines_under_a_folder_with_a_telling_name_are_refused(tmp_path):
@@ -233,6 +259,8 @@ def test_what_is_unusual_is_noted():
     assert "belongs to the torch engine" in notes(profile="throughput")
     assert "do not name compute capability" not in notes()
     assert "do not name compute capability 89" in notes(".compute_capability=89")
+    assert "finds no texts in /my/data" in notes(".kv_cache_dtype=int8", ".calib_dataset=/my/data")
+    assert "finds no texts" not in notes(".kv_cache_dtype=int8", ".calib_dataset=/my/lambada")
     assert "column 'text' of split 'train' in /my/data" in notes(".quantization=fp8", ".calib_dataset=/my/data")
     assert "column 'article'" in notes(".quantization=fp8", ".calib_dataset=/my/cnn_dailymail")
 

@@ -147,6 +147,16 @@ def test_settings_of_the_profile_arrive(tmp_path):
     assert target.dynamic_batching.max_queue_delay_microseconds == 11
 
 
+def test_engines_beside_an_orchestrator_get_their_ranks(tmp_path):
+    overrides = ("model.parallelism.tensor=2", ".speculation=both", ".orchestrator=true")
+    spawned = rendered(tmp_path / "spawned", trt_config("llama2-13b", "latency", *overrides))
+    beside = rendered(tmp_path / "beside", trt_config("llama2-13b", "latency", *overrides, ".spawn_processes=false"))
+
+    for name, ranks in (("tensorrt_llm_engine", "1,2"), ("tensorrt_llm_lookahead", "3,4")):
+        assert "participant_ids" not in values(spawned[name])
+        assert values(beside[name])["participant_ids"] == ranks
+
+
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
 def test_two_engines_split_the_memory(tmp_path, share):
     overrides = (".speculation=both", f".lookahead_kv_share={share}")

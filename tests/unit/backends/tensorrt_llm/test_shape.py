@@ -40,21 +40,60 @@ def test_a_local_checkpoint_is_read(tmp_path):
 
 
 def test_words_of_other_families_are_understood():
-    shape = shape_from_config({"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 100})
+    shape = shape_from_config(
+        {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 100, "alibi": False}, "GPT2LMHeadModel"
+    )
     assert shape is not None
-    assert (shape.num_layers, shape.intermediate_size) == (3, 256)
-    assert shape_from_config({"hidden_size": 64}) is None
+    assert (shape.num_layers, shape.position_embedding) == (3, "learned_absolute")
+    falcon = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9, "alibi": True}
+    assert shape_from_config(falcon, "FalconForCausalLM").position_embedding == "alibi"
+    assert shape_from_config({"hidden_size": 64}, "LlamaForCausalLM") is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "stated", "expected"),
+    [
+        ("LlamaForCausalLM", {}, "rope"),
+        ("OPTForCausalLM", {}, "learned_absolute"),
+        ("FalconForCausalLM", {"alibi": True}, "alibi"),
+        ("FalconForCausalLM", {"alibi": False}, "rope"),
+        ("FalconForCausalLM", {}, None),
+        ("BloomForCausalLM", {}, None),  # the family tells
+    ],
+)
+def test_positions_are_set_only_where_they_are_known(architecture, stated, expected):
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9, **stated}
+    shape = shape_from_config(config, architecture)
+    assert shape is not None
+    assert shape.model_dump(exclude_unset=True).get("position_embedding") == expected
+
+
+@pytest.mark.parametrize(
+    ("stated", "heads"),
+    [
+        ({"multi_query": True, "num_kv_heads": 4}, 1),
+        ({"multi_query": True, "num_kv_heads": 2, "new_decoder_architecture": True}, 2),
+        ({"multi_query": False}, 4),
+    ],
+)
+def test_one_key_value_head_is_read_in_falcons_words(stated, heads):
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9, **stated}
+    shape = shape_from_config(config, "FalconForCausalLM")
+    assert shape is not None
+    assert shape.num_key_value_heads == heads
 
 
 def test_a_window_counts_only_where_it_is_switched_on():
     base = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9, "sliding_window": 32}
-    assert shape_from_config(base).sliding_window == 32
-    assert shape_from_config({**base, "use_sliding_window": False}).sliding_window is None
+    assert shape_from_config(base, "MistralForCausalLM").sliding_window == 32
+    assert shape_from_config({**base, "use_sliding_window": False}, "Qwen2ForCausalLM").sliding_window is None
 
 
 def test_differences_name_what_differs():
     config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9}
-    one = shape_from_config(config)
-    other = shape_from_config({**config, "num_hidden_layers": 3})
+    one = shape_from_config(config, "LlamaForCausalLM")
+    other = shape_from_config({**config, "num_hidden_layers": 3}, "LlamaForCausalLM")
     assert differences(one, other) == ["num_layers 3 instead of 2"]
     assert differences(one, one) == []
+    unsaid = shape_from_config(config, "FalconForCausalLM")
+    assert differences(one.model_copy(update={"position_embedding": "alibi"}), unsaid) == []

@@ -137,7 +137,7 @@ def test_the_checkpoint_itself_is_not_changed_and_its_copy_is_normalized(where):
     assert json.loads((source / "config.json").read_text())["rope_theta"] == 10000.0
 
 
-def test_code_of_a_checkpoint_does_not_reach_the_converters(where, tmp_path):
+def test_code_of_a_checkpoint_reaches_the_converters_only_if_it_is_trusted(where, tmp_path):
     model = trt_config("tiny-random-llama").model
     folder = Path(shutil.copytree(fetch(model, where.cache).folder, tmp_path / "checkpoint"))
     auto_map = {"AutoConfig": "configuration_own.OwnConfig"}
@@ -145,16 +145,26 @@ def test_code_of_a_checkpoint_does_not_reach_the_converters(where, tmp_path):
         settings = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(settings | {"auto_map": auto_map}))
     (folder / "configuration_own.py").write_text("raise SystemExit('code of the checkpoint was run')")
-    local = {"checkpoint": {"source": "local", "path": str(folder)}}
-    checkpoint = fetch(ModelConfig.model_validate(model.model_dump() | local), where.cache)
-    source = tmp_path / "source"
 
-    assert "auto_map" not in write_source(checkpoint, "float16", source)
-    write_tokenizer(checkpoint, tmp_path / "tokenizer")  # by transformers' own class
-    for name in ("config.json", "tokenizer_config.json"):
-        assert "auto_map" not in json.loads((source / name).read_text())
-        assert json.loads((folder / name).read_text())["auto_map"] == auto_map
-    assert not list(source.glob("*.py"))
+    def source_of(trusted: bool) -> dict[str, object]:
+        local = {"checkpoint": {"source": "local", "path": str(folder)}, "trust_remote_code": trusted}
+        checkpoint = fetch(ModelConfig.model_validate(model.model_dump() | local), where.cache)
+        source = tmp_path / f"source-{trusted}"
+        assert write_source(checkpoint, "float16", source).get("auto_map") == (auto_map if trusted else None)
+        write_tokenizer(checkpoint, tmp_path / f"tokenizer-{trusted}")  # by transformers' own class
+        maps = {
+            name: json.loads((source / name).read_text()).get("auto_map")
+            for name in ("config.json", "tokenizer_config.json")
+        }
+        return {**maps, "code": [path.name for path in source.glob("*.py")]}
+
+    assert source_of(False) == {"config.json": None, "tokenizer_config.json": None, "code": []}
+    assert source_of(True) == {
+        "config.json": auto_map,
+        "tokenizer_config.json": auto_map,
+        "code": ["configuration_own.py"],
+    }
+    assert json.loads((folder / "tokenizer_config.json").read_text())["auto_map"] == auto_map
 
 
 def test_an_unreadable_tokenizer_is_reported_before_the_stages(where):

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from pipeline.backends.tensorrt_llm.plan import plan_for
-from pipeline.backends.tensorrt_llm.release_data import release
 from pipeline.backends.tensorrt_llm.rules import check, faults_of
-from pipeline.checkpoint.architectures import SUPPORTED_ARCHITECTURES
 from pipeline.config.loading import names_in
-from pipeline.config.places import places
+from pipeline.config.places import SHIPPED, places
 from pipeline.config.resolution import resolve_config
 from pipeline.errors import ConfigError
 from tests.trt_configs import SPECULATIONS, trt_config, trt_context
 
-# Architectures of the torch engine that TensorRT-LLM has no class or no converter for, except by a script.
-TORCH_ONLY = {
-    *("GPTNeoXForCausalLM", "OPTForCausalLM", "BloomForCausalLM", "OlmoForCausalLM", "Olmo2ForCausalLM"),
-    *("Olmo3ForCausalLM", "StableLmForCausalLM", "Cohere2ForCausalLM", "SmolLM3ForCausalLM", "ArceeForCausalLM"),
-    *("SeedOssForCausalLM", "GlmForCausalLM", "Glm4ForCausalLM"),
-}
-
-
-def test_an_engine_is_built_of_what_the_torch_engine_can_judge():
-    assert set(release().model_map) == set(SUPPORTED_ARCHITECTURES) - TORCH_ONLY
+NOT_PAGED = ".build_flags.use_paged_context_fmha=disable"
 
 
 @pytest.mark.parametrize("speculation", SPECULATIONS)
@@ -40,7 +31,7 @@ def test_all_faults_come_at_once_and_each_once():
                 "llama2-13b",
                 "latency",
                 ".speculation=both",
-                ".kv_cache_dtype=fp8",
+                ".kv_cache_dtype=int8",
                 ".build_flags.kv_cache_type=disabled",
                 ".container_tag='25.01'",
                 "model.parallelism.tensor=3",
@@ -48,16 +39,16 @@ def test_all_faults_come_at_once_and_each_once():
         )
     text = str(error.value)
     assert text.startswith("4 faults in the configuration:")
-    for key in ("speculation", "container_tag", "model.parallelism.tensor"):
+    for key in ("speculation", "kv_cache_type", "container_tag", "model.parallelism.tensor"):
         assert text.count(f"{key}: found") == 1
-    assert text.count("build_flags.kv_cache_type: cannot be set here") == 1
 
 
 @pytest.mark.parametrize(
     ("override", "text"),
     [
         (".build_flags.gemm_plugin=int7", "should be 'auto', 'float16',"),
-        (".build_flags.reduce_fusion=no", "should be 'enable' or 'disable' in quotes."),
+        (".build_flags.kv_cache_type=PAGGED", "in-flight batching and drafts need 'paged'. Remove it."),
+        (".build_flags.remove_input_padding=no", "should be 'enable' or 'disable' in quotes."),
         (".parameters.guided_decoding_backend=foo", "should be 'xgrammar'."),
         (
             ".build_flags.user_buffer=enable",
@@ -77,8 +68,14 @@ def test_one_fault_is_reported_in_one_sentence(override, text):
     [
         [".quantization=fp8", ".kv_cache_dtype=fp8"],
         [".speculation=trie", ".quantization=fp8", ".kv_cache_dtype=fp8"],
+        *(
+            [".quantization=fp8", f".kv_cache_dtype={cache}", f".build_flags.use_fp8_context_fmha={asked}", NOT_PAGED]
+            for cache in ("auto", "fp8")
+            for asked in ("enable", "disable")
+        ),
         [".speculation=trie", ".quantization=int4_awq", ".compute_capability=80"],
         [".speculation=none", ".quantization=nvfp4", ".compute_capability=100"],
+        [".kv_cache_dtype=int8"],
         ["model.gpu_dtype=float32", ".speculation=none"],
         [".compute_capability=120", ".allow_unvalidated=true"],
         [".quantization=int8_wo", ".allow_unvalidated=true"],
@@ -92,14 +89,60 @@ def test_one_fault_is_reported_in_one_sentence(override, text):
         [".parameters.gpu_device_ids='0,1;2,3'", "model.parallelism.tensor=2"],
         [".build_flags.multiple_profiles=enable"],
         ["model.shape.sliding_window=4096"],
+        ["model.architecture=FalconForCausalLM", "model.shape.position_embedding=rope"],
+        ["model.architecture=FalconForCausalLM", ".speculation=trie"],
+        [
+            "model.architecture=BaichuanForCausalLM",
+            "model.trust_remote_code=true",
+            "model.shape.num_attention_heads=32",
+            "model.shape.num_key_value_heads=32",
+        ],
         ["model.architecture=MixtralForCausalLM", "model.parallelism.tensor=4", ".moe_expert_parallel=2"],
         [".orchestrator=true", "model.parallelism.tensor=2"],
         [".orchestrator=true", ".speculation=both", "model.parallelism.tensor=2"],
+        [".orchestrator=true", ".spawn_processes=false", "model.parallelism.tensor=2"],
+        [".orchestrator=true", ".spawn_processes=false", ".speculation=both"],
+        ["model.architecture=InternLM2ForCausalLM", "model.trust_remote_code=true"],
         [".parameters.cuda_graph_mode=true", ".parameters.max_tokens_in_paged_kv_cache=100000"],
     ],
 )
 def test_what_is_possible_is_not_refused(overrides):
     assert faults_of(trt_context(*overrides)) == []
+
+
+def test_a_recurrent_model_is_planned_without_reuse():
+    context = trt_context("model.architecture=RecurrentGemmaForCausalLM", ".speculation=none")
+    assert faults_of(context) == []
+    assert context.kv_cache_reuse("none") is False
+    assert trt_context(".speculation=none").kv_cache_reuse("none") is True
+
+
+@pytest.mark.parametrize(("stated", "refused"), [({"alibi": False}, False), ({"alibi": True}, True), ({}, True)])
+def test_a_local_falcon_says_its_positions_in_config_json(stated, refused, tmp_path):
+    sizes = {"hidden_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 32, "vocab_size": 65024}
+    config = {**sizes, "architectures": ["FalconForCausalLM"], "max_position_embeddings": 4096, **stated}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    overrides = (
+        "model.lookahead={default: {max_window_size: 4, max_ngram_size: 3, max_verification_set_size: 4}}",
+        "model.gpu_dtype=float16",
+    )
+    problems = faults_of(trt_context(*overrides, model=str(tmp_path)))
+    assert bool(problems) == refused
+    assert all("ALiBi" in problem.text for problem in problems)
+
+
+def test_lora_with_target_modules_is_taken():
+    modules = (".build_flags.lora_plugin=auto", ".build_flags.lora_target_modules=attn_q attn_v")
+    words = plan_for(trt_config("llama2-13b", "latency", *modules)).engines[0].argv
+    place = words.index("--lora_target_modules")
+    assert words[place + 1 : place + 3] == ("attn_q", "attn_v")
+
+
+def test_a_name_by_which_the_loader_knows_the_model_is_not_refused(tmp_path):
+    own = tmp_path / "exaone-8b.yaml"
+    own.write_text((SHIPPED / "configs/models/llama2-13b.yaml").read_text(encoding="utf-8"))
+    overrides = ("model.architecture=ExaoneForCausalLM", "model.trust_remote_code=true")
+    assert faults_of(trt_context(*overrides, model=str(own))) == []
 
 
 def test_one_sequence_at_a_time_gets_the_tokens_that_it_holds():
