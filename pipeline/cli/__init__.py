@@ -7,7 +7,6 @@ here and nowhere else in this package.
 from __future__ import annotations
 
 import io
-import logging
 import os
 import signal
 import sys
@@ -19,15 +18,6 @@ from pipeline.config.threads import WAIT_POLICY
 from pipeline.errors import UserError
 
 _report_dropped = sys.unraisablehook
-_hub_warnings: set[str] = set()
-
-
-def _is_new(record: logging.LogRecord) -> bool:
-    """Filter of the hub's client, which repeats the same error before each of its retries."""
-    text = record.getMessage()
-    is_new = text not in _hub_warnings
-    _hub_warnings.add(text)
-    return is_new
 
 
 def leave_on_signals() -> None:
@@ -59,7 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit the process with its code."""
     os.environ.setdefault(*WAIT_POLICY)
     leave_on_signals()
-    logging.getLogger("huggingface_hub.utils._http").addFilter(_is_new)
     if isinstance(sys.stdout, io.TextIOWrapper):  # escapes what its encoding lacks, as stderr does
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -95,7 +95,7 @@ def clean(
     dry_run: DryRun = False,
 ) -> None:
     """Remove built engines."""
-    from pipeline.engine.removal import folder_bytes, removable, remove, require_unused
+    from pipeline.engine.removal import removable, remove, require_unused, sizes_of
     from pipeline.server.startup import run_dir
     from pipeline.server.state import find_server
 
@@ -103,8 +103,8 @@ def clean(
     targets = removable(where, model, cache)
     server = find_server(run_dir(where))
     require_unused(where, targets, None if server is None else Path(server.repository))
-    for target in targets:
-        output.say(f"{'would remove' if dry_run else 'removing'} {target} ({folder_bytes(target) / 1e6:.0f} MB)")
+    for target, num_bytes in zip(targets, sizes_of(targets), strict=True):
+        output.say(f"{'would remove' if dry_run else 'removing'} {target} ({num_bytes / 1e6:.0f} MB)")
     if not dry_run:
         remove(targets)
     if not targets:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ GGUF_ARCHITECTURES = {
 }
 # Index of the shards of a checkpoint.
 INDEX = "model.safetensors.index.json"
+# Files of a repository that give the settings of a model without its weights.
+_SMALL_FILES = ["config.json", INDEX, "chat_template.jinja", "tokenizer_config.json"]
 # W, N, G of a model that was not tuned: 7 draft tokens, which every shipped profile allows. arXiv 2402.02057 uses 119
 # for a 7B model on an A100.
 _LOOKAHEAD = {
@@ -58,7 +60,7 @@ def draft_from_folder(folder: Path) -> Draft:
         shown(config_path),
         checkpoint={"source": "local", "path": str(folder.resolve())},
         num_parameters=_num_parameters_of_folder(folder),
-        chat_template=_has_chat_template(lambda name: path if (path := folder / name).is_file() else None),
+        chat_template=_has_chat_template(folder),
         **_values_of_config(config_path),
     )
 
@@ -100,17 +102,17 @@ def draft_from_gguf(path: Path) -> Draft:
 def draft_from_hub(repo_id: str) -> Draft:
     """Fetch config.json and the small files that give the number of parameters. Raises ConfigError if the hub does not
     return them."""
-    config_path = _fetched(repo_id, "config.json")
-    if config_path is None:
+    folder = _fetched(repo_id)
+    if not (folder / "config.json").is_file():
         raise ConfigError(f"{repo_id} is not a checkpoint: it has no config.json. Correct the id.")
     return _draft(
         repo_id.rpartition("/")[2],
         f"{repo_id} on the Hugging Face hub",
         f"config.json of {repo_id}",
         checkpoint={"source": "hub", "repo_id": repo_id},
-        num_parameters=_num_parameters_of_repository(repo_id),
-        chat_template=_has_chat_template(lambda name: _fetched(repo_id, name)),
-        **_values_of_config(config_path),
+        num_parameters=_num_parameters_of_repository(repo_id, folder / INDEX),
+        chat_template=_has_chat_template(folder),
+        **_values_of_config(folder / "config.json"),
     )
 
 
@@ -165,15 +167,12 @@ def _values_of_config(path: Path) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _has_chat_template(find: Callable[[str], Path | None]) -> bool:
-    """find: returns the path of a file of the checkpoint, None if there is no such file."""
-    if find("chat_template.jinja") is not None:
-        return True
-    path = find("tokenizer_config.json")
+def _has_chat_template(folder: Path) -> bool:
+    path = folder / "tokenizer_config.json"
     try:
-        return path is not None and bool(json_object(path, ConfigError).get("chat_template"))
+        return (folder / "chat_template.jinja").is_file() or bool(json_object(path, ConfigError).get("chat_template"))
     except ConfigError:
-        return False  # reported when the tokenizer is read
+        return False  # a missing or invalid file is reported when the tokenizer is read
 
 
 def _num_parameters_of_folder(folder: Path) -> int:
@@ -194,13 +193,13 @@ def _num_parameters_of_folder(folder: Path) -> int:
     return total
 
 
-def _num_parameters_of_repository(repo_id: str) -> int:
+def _num_parameters_of_repository(repo_id: str, index: Path) -> int:
     """Number of parameters from the index of shards, else from the headers of the files; 0 if both are unknown. The
     download reports what is wrong."""
     from huggingface_hub import get_safetensors_metadata
     from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
-    if (index := _fetched(repo_id, INDEX)) is not None:
+    if index.is_file():
         match json_object(index, ConfigError):
             case {"metadata": {"total_size": int() | float() as total}} if math.isfinite(total):
                 return int(total) // 2  # published weights have 16 bits
@@ -212,25 +211,26 @@ def _num_parameters_of_repository(repo_id: str) -> int:
         return 0
 
 
-def _fetched(repo_id: str, name: str) -> Path | None:
-    """Path of a repository's file, from the hub or its cache; None if the repository does not have the file."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
+def _fetched(repo_id: str) -> Path:
+    """Folder of the hub's cache with the small files of a repository. Raises ConfigError if it can be neither fetched
+    nor found in the cache."""
+    # Without network, `snapshot_download` gives up at once, and `hf_hub_download` after 24 s of retries.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     failures: tuple[type[Exception], ...] = (HFValidationError, *transport_errors())
     try:
-        return Path(hf_hub_download(repo_id, name))
-    except LocalEntryNotFoundError as error:
-        if name != "config.json":
-            return None
-        raise ConfigError(
-            f"{repo_id} is not in the local cache, and the hub cannot be reached or HF_HUB_OFFLINE is set. Fetch it "
-            "on a machine with network, or name a model, a YAML, a checkpoint folder or a GGUF file."
-        ) from error
-    except EntryNotFoundError:
-        return None
+        return Path(snapshot_download(repo_id, allow_patterns=_SMALL_FILES))
     except failures as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        cause: BaseException = error
+        if isinstance(error, LocalEntryNotFoundError):
+            if not isinstance(error.__cause__, HfHubHTTPError):
+                raise ConfigError(
+                    f"{repo_id} is not in the local cache, and the hub cannot be reached or HF_HUB_OFFLINE is set. "
+                    "Fetch it on a machine with network, or name a model, a YAML, a checkpoint folder or a GGUF file."
+                ) from error
+            cause = error.__cause__
+        first = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
         raise ConfigError(
             f"{repo_id} cannot be fetched: {first.rstrip('.')}. Correct the id, or set HF_TOKEN to a token "
             "that may read it."

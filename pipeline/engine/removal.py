@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from stat import S_ISREG
 
 from pipeline.checkpoint.disk import PARTIAL
 from pipeline.config.places import Places
@@ -53,5 +54,12 @@ def remove(folders: Sequence[Path]) -> None:
             folder.parent.rmdir()
 
 
-def folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def sizes_of(folders: Sequence[Path]) -> list[int]:
+    """Bytes that the removal of each folder frees, if the folders are removed in order: files that several profiles
+    share count in the last one."""
+    files = [(path.stat(), place) for place, folder in enumerate(folders) for path in folder.rglob("*")]
+    last = {(state.st_dev, state.st_ino): (state.st_size, place) for state, place in files if S_ISREG(state.st_mode)}
+    sizes = [0] * len(folders)
+    for size, place in last.values():
+        sizes[place] += size
+    return sizes

@@ -7,6 +7,7 @@ import itertools
 import json
 import socket
 import time
+from contextlib import suppress
 
 from pipeline.bench.data.workload import NamedPrompt, Prompt, conversation_of
 from pipeline.bench.report.results import MeasuredRequest
@@ -17,6 +18,8 @@ from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.client import Completion, TextQuery, complete
 
 TIMEOUT_S = 600.0
+# Limit of the answer to a probe.
+_PROBE_SECONDS = 1.0
 _namespace_numbers = itertools.count()
 
 
@@ -110,7 +113,7 @@ def check_address(url: str, allow_remote: bool = False) -> None:
     machine."""
     host, colon, port = url.rpartition(":")
     host = host.strip("[]")
-    if not colon or not port.isdecimal():
+    if not colon or "/" in url or not port.isdecimal() or int(port) > 65535:
         raise ServerError(f"The server address {url!r} should be host:port, e.g. 127.0.0.1:8001.")
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, int(port))}
@@ -119,6 +122,18 @@ def check_address(url: str, allow_remote: bool = False) -> None:
     if not allow_remote and not all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for ip in found):
         raise ServerError(f"{url} is another machine; give --allow-remote if it is meant.")
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            is_http = _answers_http(connection)
     except OSError as error:
         raise ServerError(f"No server listens on {url} ({error.strerror}). See `lookahead status`.") from error
+    if is_http:
+        raise ServerError(f"{url} speaks HTTP, and this needs the address of gRPC. See `lookahead status`.")
+
+
+def _answers_http(connection: socket.socket) -> bool:
+    """Whether a server answers a request of HTTP/1 as such. One for gRPC closes the connection or sends a frame."""
+    connection.settimeout(_PROBE_SECONDS)
+    with suppress(TimeoutError, ConnectionError):
+        connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        return connection.recv(5) == b"HTTP/"
+    return False

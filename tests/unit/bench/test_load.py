@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from pipeline.bench.data.workload import Prompt
 from pipeline.bench.load import MAX_ERROR_KINDS, LoadPlan, LoadResult, percentiles, run_load, summary_of
 from pipeline.errors import RequestError, ServerError
 from pipeline.server.client import Completion, TextQuery
+from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
 
 PROMPT_IDS = np.asarray([7, 8], np.int32)
@@ -126,9 +129,17 @@ def test_a_server_of_another_model_is_refused() -> None:
         measured_request(answer(prompt_ids=[7, 9]), PROMPT_IDS)
 
 
-def test_a_listening_port_of_this_machine_is_fine() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        check_address(f"127.0.0.1:{server.getsockname()[1]}")
+def test_the_http_port_is_refused() -> None:
+    with serving(Handler) as port, pytest.raises(ServerError, match=f"127.0.0.1:{port} speaks HTTP, and this needs"):
+        check_address(f"127.0.0.1:{port}")
+
+
+def test_a_grpc_port_of_this_machine_is_fine() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    check_address(f"127.0.0.1:{port}")
+    server.stop(None)
 
 
 def test_a_port_without_a_listener_is_refused_with_a_hint() -> None:
@@ -139,7 +150,14 @@ def test_a_port_without_a_listener_is_refused_with_a_hint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "what"), [("10.0.0.1:8001", "--allow-remote"), ("8.8.8.8:80", "another machine"), ("host", "host:port")]
+    ("address", "what"),
+    [
+        ("10.0.0.1:8001", "--allow-remote"),
+        ("8.8.8.8:80", "another machine"),
+        ("host", "host:port"),
+        ("http://127.0.0.1:8001", "host:port"),
+        ("127.0.0.1:99999", "host:port"),
+    ],
 )
 def test_another_machine_is_refused(address: str, what: str) -> None:
     with pytest.raises(ServerError, match=what):

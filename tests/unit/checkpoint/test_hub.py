@@ -113,11 +113,14 @@ def endpoint() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-def fetch_all(wanted: list[tuple[str, ...]], tmp_path: Path, **environment: str) -> list[Any]:
+def python(arguments: list[str], tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     own |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", **environment}
-    command = [sys.executable, "-c", SCRIPT, json.dumps(wanted), str(tmp_path / "cache")]
-    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run([sys.executable, *arguments], env=own, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def fetch_all(wanted: list[tuple[str, ...]], tmp_path: Path, **environment: str) -> list[Any]:
+    done = python(["-c", SCRIPT, json.dumps(wanted), str(tmp_path / "cache")], tmp_path, **environment)
     assert done.returncode == 0, done.stderr
     results: list[Any] = json.loads(done.stdout)
     return results
@@ -171,3 +174,14 @@ def test_code_is_fetched_only_for_who_trusts_it(endpoint: str, tmp_path: Path) -
     )
     assert plain == ["config.json", "model.safetensors", "tokenizer.json"]
     assert trusted == [*plain[:1], "model.safetensors", "modeling_own.py", "own.tiktoken", "tokenizer.json"]
+
+
+def test_a_repository_without_a_yaml_is_refused_at_the_first_failure(endpoint: str, tmp_path: Path) -> None:
+    for name, address, expected in (
+        ("some/public", "http://127.0.0.1:9", "some/public is not in the local cache, and the hub cannot be reached"),
+        ("some/answer-500", endpoint, "some/answer-500 cannot be fetched: Server error '500"),
+        ("some/unknown", endpoint, "some/unknown cannot be fetched: 404 Client Error"),
+    ):
+        done = python(["-m", "pipeline", "engine", "--dry-run", "-m", name], tmp_path, HF_ENDPOINT=address)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), "one line, without retries"
+        assert done.stderr.startswith(f"error: {expected}")

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config.places import Places
 from pipeline.engine.artifact import build_lock
-from pipeline.engine.removal import removable, remove, require_unused
+from pipeline.engine.removal import removable, remove, require_unused, sizes_of
 from pipeline.errors import BuildError
 
 
@@ -35,3 +35,14 @@ def test_clean_leaves_what_is_served_or_being_built(built: Path, where: Places) 
     ):
         require_unused(where, folders, None)
     require_unused(where, folders, None)
+
+
+def test_files_that_profiles_share_count_once(tmp_path: Path) -> None:
+    folders = [tmp_path / "latency", tmp_path / "throughput"]
+    for folder in folders:
+        folder.mkdir()
+    (folders[0] / "weights").write_bytes(bytes(1000))
+    (folders[1] / "weights").hardlink_to(folders[0] / "weights")
+    (folders[1] / "plan").write_bytes(bytes(10))
+    assert sizes_of(folders) == [0, 1010]
+    assert sizes_of(folders[:1]) == [1000]
