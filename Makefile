@@ -10,7 +10,7 @@ PYTHON  ?=
 VENV    ?= .venv
 
 # Tests of decoding that run no compiled loop: `test-kernels` leaves them to the unit tests.
-WITHOUT_LOOPS := grammar $(addprefix test_,$(addsuffix .py,accept compile_cache cost log_probs lookahead planner pool \
+WITHOUT_LOOPS := grammar $(addprefix test_,$(addsuffix .py,accept balance compile_cache cost log_probs lookahead planner pool \
 	sampling split strategy tree))
 # Older processors that `test-kernels` compiles the lean pass for, with their instruction sets, in numba's terms.
 ifeq ($(shell uname -m),x86_64)

@@ -7,16 +7,19 @@ capacity, small under load, and empty when drafts do not pay. The time of prompt
 is the same for every plan.
 
 A plan depends on its arguments alone. It does not explore: sources learn from all emitted text, drafted or not, and
-passes with spare capacity verify even improbable nodes."""
+passes with spare capacity verify even improbable nodes. Whether sequences draft at all depends on earlier passes too,
+because the time of drafting is spent before a plan is made (see `balance`)."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.decoding.balance import DraftBalance
 from pipeline.decoding.compiled import compiled
 from pipeline.decoding.cost import CostCurve, Times
 from pipeline.decoding.tree import EMPTY_TREE, BoolArray, DraftTree, FloatArray, IntArray, select_nodes
@@ -24,16 +27,22 @@ from pipeline.decoding.tree import EMPTY_TREE, BoolArray, DraftTree, FloatArray,
 
 class PlanItem(NamedTuple):
     """One sequence of the next pass. tree: its drafts. num_pending: tokens computed in any case. context_len: cached
-    tokens. yields_token: False for a part of a prompt before its end, which yields no token."""
+    tokens. yields_token: False for a part of a prompt before its end, which yields no token. names: the draft sources
+    whose time counts, empty for none. draft_seconds: time of drafting since the last pass; None if it did not draft."""
 
     tree: DraftTree
     num_pending: int
     context_len: int
     yields_token: bool = True
+    names: frozenset[str] = frozenset()
+    draft_seconds: float | None = None
 
 
 class Planner(Protocol):
     """Selects the draft nodes of a pass."""
+
+    def drafting_pays(self, names: frozenset[str]) -> bool:
+        """Whether sequences with these draft sources draft in the next pass."""
 
     def plan(self, items: Sequence[PlanItem], max_num_tokens: int) -> list[DraftTree]:
         """One tree per item, a subtree of the item's own. max_num_tokens: limit of the pass, including pending
@@ -42,6 +51,9 @@ class Planner(Protocol):
 
 class FixedPlanner:
     """Selects all nodes, or the most probable ones of all sequences if the pass cannot hold all."""
+
+    def drafting_pays(self, names: frozenset[str]) -> bool:
+        return True
 
     def plan(self, items: Sequence[PlanItem], max_num_tokens: int) -> list[DraftTree]:
         room = max_num_tokens - sum(item.num_pending for item in items)
@@ -56,15 +68,19 @@ class AdaptivePlanner:
 
     def __init__(self, curve: CostCurve) -> None:
         self._curve = curve
+        self._balances: defaultdict[frozenset[str], DraftBalance] = defaultdict(DraftBalance)
+
+    def drafting_pays(self, names: frozenset[str]) -> bool:
+        return self._balances[names].pays
 
     def plan(self, items: Sequence[PlanItem], max_num_tokens: int) -> list[DraftTree]:
-        if not items:
-            return []
+        if all(item.draft_seconds is None and not len(item.tree) for item in items):
+            for names in _counted(items):
+                self._balances[names].wait()
+            return [EMPTY_TREE] * len(items)
         pending = sum(item.num_pending for item in items)
         room = max_num_tokens - pending
-        num_nodes = min(room, sum(len(item.tree) for item in items))
-        if num_nodes <= 0:
-            return [EMPTY_TREE] * len(items)
+        num_nodes = max(min(room, sum(len(item.tree) for item in items)), 0)
         context_len = round(sum(item.context_len for item in items) / len(items))
         certain = sum(item.yields_token for item in items)
         times = self._curve.seconds_up_to(pending + num_nodes, len(items), context_len)
@@ -79,7 +95,28 @@ class AdaptivePlanner:
         if rate <= plain and choice.num_fixed:
             choice = _choice(items, [False] * len(items))
             rate, count = _best(choice, certain, times)
-        return _trees(items, choice, count) if rate > plain else [EMPTY_TREE] * len(items)
+        trees = _trees(items, choice, count) if rate > plain else [EMPTY_TREE] * len(items)
+        for names in _counted(items):
+            seconds = [item.draft_seconds for item in items if item.names == names and item.draft_seconds is not None]
+            if seconds:
+                own = [tree for item, tree in zip(items, trees, strict=True) if item.names == names]
+                self._balances[names].add(_saved(own, sum(map(len, trees)), certain, times), seconds, float(times[0]))
+            else:
+                self._balances[names].wait()
+        return trees
+
+
+def _counted(items: Sequence[PlanItem]) -> set[frozenset[str]]:
+    """The sets of draft sources whose time counts."""
+    return {item.names for item in items if item.names}
+
+
+def _saved(trees: Sequence[DraftTree], num_nodes: int, certain: int, times: Times) -> float:
+    """Time that trees are expected to save, in plain passes. num_nodes: of all trees in the pass, which share its
+    additional time. times: of passes by number of nodes."""
+    expected = sum(float(tree.probabilities.sum()) for tree in trees if tree.probabilities is not None)
+    additional = (times[num_nodes] / times[0] - 1) * sum(map(len, trees)) / max(num_nodes, 1)
+    return expected / certain - float(additional)
 
 
 class _Choice(NamedTuple):

@@ -76,7 +76,8 @@ class StepResult:
     """Result of one verify step of one sequence.
 
     context: [len] prompt and output before the step. tree: the tree that was verified. nodes: its accepted path.
-    token_ids: the emitted tokens, `len(nodes) + 1`, the last one being the target's own (bonus or recovered) token.
+    token_ids: the emitted tokens, `len(nodes) + 1`, the last one being the target's own (bonus or recovered) token;
+    more if the step stands for several without drafts.
     choices: [n + 1] greedy choice of the target after the root (row 0) and after node i (row i + 1), or None if the
     target does not return it. top_ids, top_probs: [n + 1, k] its most probable tokens in the same rows, best first, or
     None.

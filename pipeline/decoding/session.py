@@ -104,6 +104,7 @@ class Session:
         self._started_at = time.perf_counter()
         # Steps that the draft sources have not learned from: context length, tree, outcome, tokens kept.
         self._unlearned: list[tuple[int, DraftTree, StepOutcome, list[int]]] = []
+        self._reported_seconds = 0.0
         if self._drafter is not None:
             self._drafter.start(request.request_id, self.context, request.namespace, names)
 
@@ -149,6 +150,11 @@ class Session:
             self.statistics.guide_seconds += time.perf_counter() - drafted
         return tree
 
+    def take_draft_seconds(self) -> float:
+        """Time of drafting, learning included, since the last call."""
+        before, self._reported_seconds = self._reported_seconds, self.statistics.draft_seconds
+        return self._reported_seconds - before
+
     def advance(self, tree: DraftTree, outcome: StepOutcome) -> list[int]:
         """Run `take`, then `learn`. Returns the tokens of `take`."""
         kept = self.take(tree, outcome)
@@ -166,8 +172,18 @@ class Session:
         if self.matcher is not None:
             self.matcher.consume(kept)
         if self._drafter is not None:
-            self._unlearned.append((before, tree, outcome, kept))
+            self._remember(before, tree, outcome, kept)
         return kept
+
+    def _remember(self, before: int, tree: DraftTree, outcome: StepOutcome, kept: list[int]) -> None:
+        """Keep a step until the draft sources learn from it. Steps in a row without drafts and candidates become one,
+        so that learning from many takes about as long as from one."""
+        if self._unlearned and not len(tree) and outcome.top_k is None:
+            first, last_tree, last_outcome, tokens = self._unlearned[-1]
+            if not len(last_tree) and last_outcome.top_k is None:
+                self._unlearned[-1] = first, tree, outcome, tokens + kept
+                return
+        self._unlearned.append((before, tree, outcome, kept))
 
     def advance_certain(self) -> list[int]:
         """Emit and return the tokens that need no pass, because the grammar permits no others: the end token of a

@@ -27,11 +27,14 @@ def create_compiler(artifact: Artifact, engine: Engine) -> Compiler:
 
 
 def create_scheduler(
-    artifact: Artifact, engine: Engine, kinds: Collection[str] | None = None, compiler: Compiler | None = None
+    artifact: Artifact,
+    engine: Engine,
+    kinds: Collection[str] | None = None,
+    compiler: Compiler | None = None,
+    planner: Planner | None = None,
 ) -> Scheduler:
     """A scheduler over a loaded engine. kinds: draft sources in this process, None for all; in a server the others are
-    in the BLS model. compiler: one that several schedulers share. Raises BuildError if an adaptive planner has no cost
-    curve."""
+    in the BLS model. compiler, planner: those that several schedulers share. Raises the error of `create_planner`."""
     profile = artifact.resolved.profile
     drafting = profile.drafting
     wanted = ALL_KINDS if kinds is None else kinds
@@ -46,7 +49,7 @@ def create_scheduler(
     return Scheduler(
         engine,
         drafter,
-        _create_planner(artifact),
+        planner or create_planner(artifact),
         default_budget=DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len),
         max_queue_size=profile.scheduling.max_queue_size,
         prefill_chunk=profile.engine.prefill_chunk,
@@ -54,7 +57,8 @@ def create_scheduler(
     )
 
 
-def _create_planner(artifact: Artifact) -> Planner:
+def create_planner(artifact: Artifact) -> Planner:
+    """The planner of the artifact's profile. Raises BuildError if an adaptive planner has no cost curve."""
     if artifact.resolved.profile.drafting.planner == "fixed":
         return FixedPlanner()
     stored = load_cost_curve(artifact)

@@ -26,8 +26,8 @@ TEXT_KINDS = frozenset(kind for kind, row in SOURCE_ROWS.items() if row.role == 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A request in a slot. continues: whether it is a continuation. prompt_rows: logits after the prompt tokens
-    computed so far, if requested."""
+    """A request in a slot. continues: whether it is a continuation. names: its draft sources. drafts: whether it drafts
+    in the next step. prompt_rows: logits after the prompt tokens computed so far, if requested."""
 
     submission: Submission
     on_event: OnEvent
@@ -36,8 +36,15 @@ class Running:
     sequence: EngineSequence
     needs_logits: bool
     top_k: int
+    names: frozenset[str] = frozenset()
+    drafts: bool = False
     num_steps: int = 0
     prompt_rows: list[FloatArray] = field(default_factory=list)
+
+    @property
+    def has_supplied(self) -> bool:
+        """Whether drafts that came with the request are verified in the next step."""
+        return self.num_steps == 0 and len(self.submission.supplied) > 0
 
     @property
     def wants_prompt_rows(self) -> bool:
@@ -100,7 +107,8 @@ class Starter:
                 self._window.configure(request.request_id, submission.lookahead)
             top_k = self._drafter.needs_top_k(request.request_id) if names else 0
             stack.pop_all()
-        return Running(submission, entry.on_event, entry.continues, session, sequence, needs_logits(request), top_k)
+        logits = needs_logits(request)
+        return Running(submission, entry.on_event, entry.continues, session, sequence, logits, top_k, names)
 
     def _budget(self, submission: Submission, names: frozenset[str]) -> DraftBudget:
         """Number of drafts per step: those of the submission, and at least the nodes of its window and pool

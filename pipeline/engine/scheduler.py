@@ -231,15 +231,23 @@ class Scheduler:
             if chunk <= 0:
                 break
             room -= chunk
-            is_last = chunk == num_pending
-            tree = running.session.propose() if is_last else EMPTY_TREE
             chosen.append(running)
-            items.append(PlanItem(tree, chunk, running.sequence.num_cached_tokens, yields_token=is_last))
+            items.append(self._item(running, chunk, is_last=chunk == num_pending))
         trees = self._planner.plan(items, max_num_tokens)
         return [
             (running, VerifyItem(running.sequence, tree, item.num_pending, running.wants_prompt_rows))
             for running, item, tree in zip(chosen, items, trees, strict=True)
         ]
+
+    def _item(self, running: Running, num_pending: int, is_last: bool) -> PlanItem:
+        """The drafts of a sequence, if it yields a token and drafting pays."""
+        # Drafts that came with the request are verified in any case.
+        names = frozenset() if running.has_supplied or not is_last else running.names
+        running.drafts = is_last and (not names or self._planner.drafting_pays(names))
+        tree = running.session.propose() if running.drafts else EMPTY_TREE
+        seconds = running.session.take_draft_seconds() if running.drafts else None
+        cached = running.sequence.num_cached_tokens
+        return PlanItem(tree, num_pending, cached, is_last, names, seconds if names else None)
 
     def _advance(self, running: Running, item: VerifyItem, masks: TreeMasks | None, logits: NodeLogits) -> None:
         running.prompt_rows += logits.pending()
@@ -250,7 +258,8 @@ class Scheduler:
             self._end(running, event)
         else:
             _notify(running.on_event, event)
-            self._deferred.append(running.session.learn)
+            if running.drafts:
+                self._deferred.append(running.session.learn)
 
     def _learn(self) -> None:
         deferred, self._deferred = self._deferred, []

@@ -12,7 +12,7 @@ from pipeline.decoding.strategy import STRATEGIES, source_names
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import backend_of
 from pipeline.engine.contract import Engine
-from pipeline.engine.create import create_compiler, create_scheduler
+from pipeline.engine.create import create_compiler, create_planner, create_scheduler
 from pipeline.errors import UserError
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 
@@ -38,10 +38,12 @@ class InProcess:
         return self.codec.decode(output_ids[:-1] if ended else output_ids)
 
     def contender(self, strategy: str) -> SchedulerContender:
-        """A strategy with its own draft sources."""
+        """A strategy with its own draft sources. Its planner keeps the measured time of drafting, which is no learned
+        text."""
+        planner = create_planner(self.artifact)
         return SchedulerContender(
             strategy,
-            lambda: create_scheduler(self.artifact, self.engine, compiler=self.compiler),
+            lambda: create_scheduler(self.artifact, self.engine, compiler=self.compiler, planner=planner),
             self.engine.forget_cached,
         )
 

@@ -40,7 +40,8 @@ class DraftSource(Protocol):
 
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
         """Learn from a step. nodes: [own nodes] index in `step.tree` of each node of this source's proposal; -1 if it
-        was not verified. Called after every step, including those in which this source proposed nothing."""
+        was not verified. Called after every step, including those in which this source proposed nothing. Steps without
+        drafting may come as one."""
 
     def stop(self, request_id: str) -> None:
         """End a request that finished or was cancelled. No other request may use its private state, except one of the

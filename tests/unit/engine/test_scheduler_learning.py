@@ -7,12 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pipeline.config.schema import SuppliedDraftConfig
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.planner import AdaptivePlanner
 from pipeline.decoding.request import StepResult
+from pipeline.decoding.session import Session
 from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.sources.supplied import SuppliedSource
 from pipeline.decoding.tree import DraftTree, IntArray, chain
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent, Submission
-from tests.fakes import HostileSource, make_request, plain_decode, table_logits
+from tests.fakes import VOCAB_SIZE, HostileSource, cost_curve, make_request, plain_decode, table_logits
 from tests.unit.engine.test_scheduler import make_scheduler
 
 
@@ -88,3 +93,57 @@ def test_sources_that_cannot_learn_end_no_request(caplog: pytest.LogCaptureFixtu
     assert [result.output_ids for result in results] == [plain_decode(request) for request in requests]
     assert "could not learn" in caplog.text
     assert scheduler.engine.held == []  # type: ignore[attr-defined]
+
+
+class Costly(Diary):
+    """Drafts wrong tokens with a probability, so that a planner expects something of them."""
+
+    def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+        right = super().propose(request_id, context, budget)
+        token = int(right.token_ids[0])
+        return chain([token if self.is_right else (token + 1) % VOCAB_SIZE], [0.5])
+
+    is_right = False
+
+    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+        self.entries.append("learn")
+        self.texts[request_id] += step.token_ids
+        assert len(step.tree) or len(step.token_ids) == 1 or step.top_ids is None
+
+
+def test_drafting_that_takes_longer_than_it_saves_ends_and_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = 0.5  # seconds; a pass takes 0.1 s
+    monkeypatch.setattr(Session, "take_draft_seconds", lambda self: cost)
+    source = Costly()
+    planner = AdaptivePlanner(cost_curve([(1, 1, 0, 0.1), (100, 1, 0, 0.101)]))
+    scheduler = make_scheduler(source=source, planner=planner)
+    request = make_request([1], 200)
+    (result,) = scheduler.run([Submission(request, "trie")])
+    assert result.output_ids == plain_decode(request)
+    assert source.entries.count("propose") <= 3
+    assert source.entries.count("learn") <= 2 * source.entries.count("propose") + 1, "steps without drafts are one"
+    assert source.texts == {}, "the whole text was learned"
+    cost, source.is_right = 0.001, True
+    source.entries.clear()
+    for _ in range(10):
+        (result,) = scheduler.run([Submission(replace(request, request_id="again"), "trie")])
+        assert result.output_ids == plain_decode(request)
+    assert source.entries.count("propose") > 200, "drafting is cheap now"
+
+
+def test_drafts_that_come_with_a_request_are_verified_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "take_draft_seconds", lambda self: 9.0)
+    planner = AdaptivePlanner(cost_curve([(1, 1, 0, 0.1), (100, 1, 0, 0.101)]))
+    drafter = Drafter([SuppliedSource(SuppliedDraftConfig()), Costly()], VOCAB_SIZE)
+    scheduler = make_scheduler(drafter=drafter, planner=planner)
+    scheduler.run([Submission(make_request([1], 20), "trie")])
+    names = frozenset({"supplied", "trie"})
+    assert not planner.drafting_pays(names)
+    request = make_request([1], 20)
+    tree = chain(plain_decode(request)[:3], [0.9, 0.8, 0.7])
+    scheduler.submit(Submission(request, "trie", supplied=tree), lambda event: None)
+    scheduler.step()
+    (running,) = scheduler._running
+    assert running.session.statistics.num_accepted_tokens == 3
+    scheduler.cancel(request.request_id)
+    scheduler.step()

@@ -1,0 +1,59 @@
+"""The balance of drafting: it ends drafting that does not pay, tries again, and goes on when drafts pay."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.decoding.balance import MOST, TRIAL_SHARE, DraftBalance
+
+PLAIN_SECONDS = 0.001
+
+
+def drafted(balance: DraftBalance, num_passes: int, saved: float, seconds: float) -> int:
+    """The number of passes with drafts, of which each saves and takes these times."""
+    count = 0
+    for _ in range(num_passes):
+        if balance.pays:
+            count += 1
+            balance.add(saved, [seconds], PLAIN_SECONDS)
+        else:
+            balance.wait()
+    return count
+
+
+def test_drafting_that_saves_more_than_it_takes_goes_on() -> None:
+    assert drafted(DraftBalance(), 1000, saved=0.2, seconds=0.0001) == 1000
+
+
+@pytest.mark.parametrize("cost", [0.5, 2.0, 20.0])
+def test_what_drafting_loses_is_bounded(cost: float) -> None:
+    lost = cost * drafted(DraftBalance(), 10_000, saved=0.0, seconds=cost * PLAIN_SECONDS)
+    assert lost <= MOST + cost + TRIAL_SHARE * 10_000
+    assert lost >= TRIAL_SHARE * 10_000 / 2, "it is tried again"
+
+
+def test_drafting_returns_with_the_first_trial_that_pays() -> None:
+    balance = DraftBalance()
+    assert drafted(balance, 1000, saved=0.0, seconds=2 * PLAIN_SECONDS) < 20
+    assert drafted(balance, 500, saved=3.0, seconds=2 * PLAIN_SECONDS) > 500 - 2 / TRIAL_SHARE
+
+
+def test_drafts_of_long_ago_do_not_pay_for_those_of_today() -> None:
+    balance = DraftBalance()
+    drafted(balance, 1000, saved=5.0, seconds=PLAIN_SECONDS)
+    assert drafted(balance, 20, saved=0.0, seconds=PLAIN_SECONDS) == MOST + 1
+
+
+def test_one_interrupted_step_has_no_effect() -> None:
+    balance = DraftBalance()
+    drafted(balance, 20, saved=0.2, seconds=PLAIN_SECONDS / 10)
+    balance.add(0.2, [1000 * PLAIN_SECONDS], PLAIN_SECONDS)
+    assert drafted(balance, 100, saved=0.2, seconds=PLAIN_SECONDS / 10) == 100
+
+
+def test_each_sequence_of_a_pass_takes_its_time() -> None:
+    balance = DraftBalance()
+    balance.add(0.0, [PLAIN_SECONDS] * 4, PLAIN_SECONDS)
+    assert balance.pays
+    balance.add(0.0, [PLAIN_SECONDS], PLAIN_SECONDS)
+    assert not balance.pays
