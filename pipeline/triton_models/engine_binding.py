@@ -13,7 +13,7 @@ from pipeline.config.schema import LookaheadConfig
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import BusyError
 from pipeline.triton_models.call_costs import CallCosts
-from pipeline.triton_models.steps import PIECE_TOKENS
+from pipeline.triton_models.steps import WITHOUT_DRAFTS
 from pipeline.triton_models.tensors import Array, Tensors
 
 # Pauses before retries: each is twice as long as the one before, up to the longest.
@@ -69,7 +69,7 @@ class EngineBinding:
     def is_streamed(self) -> bool:
         """Whether one streamed call produces the whole output. A second call would restart the window and the
         grammar, draw different noise, and perhaps repeat the prefill."""
-        return self.traits.limits is not None and self.strategy in PIECE_TOKENS
+        return self.traits.limits is not None and self.strategy in WITHOUT_DRAFTS
 
     async def response(
         self, tensors: Mapping[str, Array], outputs: Sequence[str], call_id: str, has_begun: bool

@@ -33,8 +33,9 @@ from pipeline.triton_models.steps import (
     LONGEST_PIECE,
     MOST_STEPS,
     PIECE_SECONDS,
-    PIECE_TOKENS,
     STREAM_STEPS,
+    WINDOW_PIECE,
+    WITHOUT_DRAFTS,
     ChainSteps,
     Step,
     main_chain,
@@ -126,25 +127,27 @@ class Generation:
         return sum(token not in self.request.generation.end_ids for token in token_ids)
 
     def _next_step(self) -> Step:
-        remaining = self.session.num_remaining_tokens
+        remaining, is_first, costs = self.session.num_remaining_tokens, not self.num_calls, self.engine.costs
         if self.engine.is_streamed:
             return Step(EMPTY_TREE, remaining)
-        if (piece := PIECE_TOKENS.get(self.strategy)) is not None:
-            if self.strategy == "none":
-                piece = self._most_steps
-            piece = piece if self._is_watched else LONGEST_PIECE
-            if self.request.stream and not self.num_calls:
+        if self.strategy in WITHOUT_DRAFTS:
+            if not self._is_watched:
+                piece = LONGEST_PIECE
+            elif is_first and self.request.stream:
                 piece = 1  # the client waits for a token
+            else:
+                piece = WINDOW_PIECE if self.strategy == "lookahead" else self._most_steps
             return Step(EMPTY_TREE, min(piece, remaining))
         tree = self.session.propose()
         if self._chain is not None:
             return self._chain.next(tree, len(self.session.context), remaining)
-        if not self.num_calls:
-            return Step(tree, remaining, max_steps=1)  # the client waits for a token
-        # Only the BLS model has the client's prediction, so each step verifies a part of it.
-        if self.engine.costs is None or self.prediction is not None:
-            return Step(tree, remaining, max_steps=1 if len(tree) else STREAM_STEPS)
-        return Step(tree, remaining, self.engine.costs.num_steps(tree, self._most_steps))
+        if is_first:
+            max_steps = 1  # the client waits for a token
+        elif costs is not None and self.prediction is None:
+            max_steps = costs.num_steps(tree, self._most_steps)
+        else:  # only the BLS model has the client's prediction, so each step verifies a part of it
+            max_steps = 1 if len(tree) else STREAM_STEPS
+        return Step(tree, remaining, max_steps)
 
     @property
     def _most_steps(self) -> int:

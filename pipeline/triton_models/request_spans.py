@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.engine.submission import StepEvent
 from pipeline.triton_models.metrics import OnEnd, RequestMetrics, TrieMetrics
-from pipeline.triton_models.spans import TRACEPARENT, Span, SpanContext, Tracer, sampled_context
+from pipeline.triton_models.spans import TRACEPARENT, Span, SpanContext, Tracer, sampled_context, span_of
 from pipeline.triton_models.tensors import Tensors, text
 
 
@@ -22,21 +22,7 @@ def traced(tracer: Tracer | None, tensors: Tensors, on_end: OnEnd) -> tuple[Tens
     context = parent.child()
 
     def record(metrics: RequestMetrics, trie: TrieMetrics) -> None:
-        tracer.record(_request_span(context, parent, metrics))
-        on_end(metrics, trie)
-
-    return {**tensors, TRACEPARENT: np.asarray([[context.traceparent.encode()]], np.object_)}, record
-
-
-def _request_span(context: SpanContext, parent: SpanContext, metrics: RequestMetrics) -> Span:
-    ended_ns = time.time_ns()
-    return Span(
-        "lookahead_bls",
-        context,
-        parent,
-        ended_ns - int(1e9 * (time.perf_counter() - metrics.started)),
-        ended_ns,
-        {
+        attributes: dict[str, str | int] = {
             "lookahead.strategy": metrics.strategy,
             "lookahead.outcome": metrics.outcome,
             "lookahead.steps": len(metrics.statistics.acceptance_lengths),
@@ -44,8 +30,12 @@ def _request_span(context: SpanContext, parent: SpanContext, metrics: RequestMet
             "lookahead.tokens": metrics.num_output_tokens,
             "lookahead.draft_tokens": metrics.statistics.num_draft_tokens,
             "lookahead.accepted_tokens": metrics.statistics.num_accepted_tokens,
-        },
-    )
+        }
+        started_ns = time.time_ns() - int(1e9 * (time.perf_counter() - metrics.started))
+        tracer.record(span_of("lookahead_bls", context, parent, started_ns, attributes))
+        on_end(metrics, trie)
+
+    return {**tensors, TRACEPARENT: np.asarray([[context.traceparent.encode()]], np.object_)}, record
 
 
 @dataclass(slots=True)
@@ -66,7 +56,7 @@ class PassSpans:
             "lookahead.accepted_tokens": accepted - self.num_accepted_tokens,
         }
         self.num_draft_tokens, self.num_accepted_tokens = drafted, accepted
-        return Span("engine pass", self.parent.child(), self.parent, started_ns, time.time_ns(), attributes)
+        return span_of("engine pass", self.parent.child(), self.parent, started_ns, attributes)
 
 
 def pass_spans(tensors: Tensors) -> PassSpans | None:

@@ -12,6 +12,7 @@ import queue
 import re
 import secrets
 import threading
+import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -60,15 +61,23 @@ def sampled_context(traceparent: str | None) -> SpanContext | None:
     return SpanContext(found[1], found[2])
 
 
-class Span(NamedTuple):
-    """A finished span. Times in nanoseconds since 1970."""
+Span = dict[str, Any]
 
-    name: str
-    context: SpanContext
-    parent: SpanContext
-    started_ns: int
-    ended_ns: int
-    attributes: Mapping[str, str | int]
+
+def span_of(
+    name: str, context: SpanContext, parent: SpanContext, started_ns: int, attributes: Mapping[str, str | int]
+) -> Span:
+    """A span that ends now, in the JSON encoding of OTLP 1.0. started_ns: nanoseconds since 1970."""
+    return {
+        "traceId": context.trace_id,
+        "spanId": context.span_id,
+        "parentSpanId": parent.span_id,
+        "name": name,
+        "kind": _INTERNAL,
+        "startTimeUnixNano": str(started_ns),
+        "endTimeUnixNano": str(time.time_ns()),
+        "attributes": _pairs(attributes),
+    }
 
 
 class Tracer:
@@ -105,7 +114,9 @@ class Tracer:
                 self._send(spans)
 
     def _send(self, spans: Sequence[Span]) -> None:
-        body = json.dumps(_message(self._service, spans)).encode()
+        resource = {"attributes": _pairs({"service.name": self._service})}
+        scope = {"scope": {"name": "lookahead"}, "spans": spans}
+        body = json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]}).encode()
         request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
@@ -120,25 +131,6 @@ def tracer_of(service: str, environment: Mapping[str, str] = os.environ) -> Trac
     """The tracer of a served model; None if the environment names no collector."""
     url = environment.get(VARIABLE)
     return None if url is None else Tracer(url, service)
-
-
-def _message(service: str, spans: Sequence[Span]) -> dict[str, Any]:
-    """An `ExportTraceServiceRequest` in the JSON encoding of OTLP 1.0."""
-    scope = {"scope": {"name": "lookahead"}, "spans": [_encoded(span) for span in spans]}
-    return {"resourceSpans": [{"resource": {"attributes": _pairs({"service.name": service})}, "scopeSpans": [scope]}]}
-
-
-def _encoded(span: Span) -> dict[str, Any]:
-    return {
-        "traceId": span.context.trace_id,
-        "spanId": span.context.span_id,
-        "parentSpanId": span.parent.span_id,
-        "name": span.name,
-        "kind": _INTERNAL,
-        "startTimeUnixNano": str(span.started_ns),
-        "endTimeUnixNano": str(span.ended_ns),
-        "attributes": _pairs(span.attributes),
-    }
 
 
 def _pairs(attributes: Mapping[str, str | int]) -> list[dict[str, Any]]:

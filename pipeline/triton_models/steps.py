@@ -25,11 +25,11 @@ MAX_CHUNK_TOKENS = 16
 PIECE_SECONDS = 0.05
 # Limits of the steps of a call, without and with a stream. In steps after the first one the engine's own sources draft.
 MOST_STEPS, STREAM_STEPS = 16, 4
-# Tokens per call to the torch engine, by strategy without drafts from the BLS model. The lookahead window restarts with
-# every call.
-PIECE_TOKENS = {"none": STREAM_STEPS, "lookahead": 16}
-# The same without a stream. A slot can change hands between two calls only, which limits the length.
-LONGEST_PIECE = 64
+# Strategies without drafts from the BLS model.
+WITHOUT_DRAFTS = ("none", "lookahead")
+# Tokens per call to the torch engine under these strategies. A slot can change hands between two calls only, which
+# limits the length. With a stream: the lookahead window restarts with every call; `none` has the limit of steps.
+LONGEST_PIECE, WINDOW_PIECE = 64, 16
 # Nodes to draft per token of the longest chain; the best branch is sent.
 _TREE_FACTOR = 4
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -16,10 +17,10 @@ from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
 from pipeline.triton_models.request_spans import pass_spans, traced
 from pipeline.triton_models.spans import (
     TRACEPARENT,
-    Span,
     SpanContext,
     Tracer,
     sampled_context,
+    span_of,
     trace_variables,
     tracer_of,
 )
@@ -74,10 +75,11 @@ def test_an_unsampled_or_malformed_one_names_none(traceparent: str | None) -> No
     assert sampled_context(traceparent) is None
 
 
-def test_a_message_is_one_of_otlp(tracer: Tracer) -> None:
+def test_a_message_is_one_of_otlp(tracer: Tracer, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = SpanContext(TRACE, SPAN)
     context = parent.child()
-    tracer.record(Span("engine pass", context, parent, 5, 7, {"a": 3, "b": "x"}))
+    monkeypatch.setattr(time, "time_ns", lambda: 7)
+    tracer.record(span_of("engine pass", context, parent, 5, {"a": 3, "b": "x"}))
 
     assert sent_spans(tracer) == [
         {
@@ -100,7 +102,7 @@ def test_a_message_is_one_of_otlp(tracer: Tracer) -> None:
 
 def test_a_collector_that_is_gone_costs_spans_only(caplog: pytest.LogCaptureFixture) -> None:
     tracer = Tracer("http://127.0.0.1:9/v1/traces", "lookahead-bls")  # the port that discards, which nobody serves
-    tracer.record(Span("x", SpanContext(TRACE, SPAN), SpanContext(TRACE, SPAN), 0, 1, {}))
+    tracer.record(span_of("x", SpanContext(TRACE, SPAN), SpanContext(TRACE, SPAN), 0, {}))
     tracer.close()
 
     assert "1 spans could not be sent" in caplog.text
@@ -146,10 +148,10 @@ def test_a_pass_has_the_counts_of_its_own() -> None:
     for drafted, accepted, token_ids in ((4, 2, [1, 2, 3]), (9, 2, [4])):
         statistics.num_draft_tokens, statistics.num_accepted_tokens = drafted, accepted
         span = spans.span(StepEvent("id", token_ids, statistics), started_ns=1)
-        assert span.parent == SpanContext(TRACE, SPAN)
-        counts.append(tuple(span.attributes.values()))
+        assert (span["traceId"], span["parentSpanId"]) == (TRACE, SPAN)
+        counts.append(tuple(pair["value"]["intValue"] for pair in span["attributes"]))
 
-    assert counts == [(3, 4, 2), (1, 5, 0)]
+    assert counts == [("3", "4", "2"), ("1", "5", "0")]
 
 
 def test_a_server_without_an_endpoint_has_no_tracer() -> None:
