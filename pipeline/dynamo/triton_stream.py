@@ -14,8 +14,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from pipeline.errors import EngineError, RequestError, streamed_error
 from pipeline.gateway.spec import TRITON_GRPC_KEY
 from pipeline.repository.names import FRONT_MODEL
+from pipeline.response_stream import LEAVE_S, Departures, ResponseStream, read_all
 from pipeline.triton_models.spans import TRACEPARENT
-from pipeline.triton_models.streams import LEAVE_S, Departures, ResponseStream, read_all
 from pipeline.triton_models.tensors import Array
 
 # Unlimited message lengths, because of long prompts; reconnection within half a second after a restart.

@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2_grpc
 from pipeline.gateway.input_types import Types
 from pipeline.gateway.spec import TRITON_GRPC_KEY, TRITON_KEY_HEADER, DeploymentSpec, TritonSpec
 from pipeline.gateway.upstream import Upstream
+from pipeline.response_stream import Departures
 
 _UNDECIDED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 
@@ -30,8 +31,8 @@ class TritonGrpc:
 @dataclass(slots=True)
 class Deployment:
     """Triton servers and the OpenAI front end that uses them. http, grpc: access to each Triton server. known_types:
-    cached datatypes of inputs, by model. num_running: running requests. num_streams: open gRPC streams, also those
-    without running requests."""
+    cached datatypes of inputs, by model. num_running: running requests. departures: gRPC calls of clients that have
+    left."""
 
     spec: DeploymentSpec
     http: tuple[Upstream, ...]
@@ -39,7 +40,7 @@ class Deployment:
     openai: Upstream | None
     known_types: dict[str, Types] = field(default_factory=dict)
     num_running: int = 0
-    num_streams: int = 0
+    departures: Departures = field(default_factory=Departures)
 
     async def triton(self) -> TritonGrpc:
         """The first Triton server that can be reached over gRPC; the first of all if none can."""
@@ -60,6 +61,7 @@ class Deployment:
             self.num_running -= 1
 
     async def close(self) -> None:
+        await self.departures.wait()
         for each in self.grpc:
             await each.channel.close()
 
@@ -82,9 +84,8 @@ class Deployments:
         self.current = create_deployment(spec)
 
     async def close_idle(self) -> None:
-        """Close the channels of earlier deployments without requests and streams. Closing a channel cancels its streams
-        without notice to the clients."""
-        for deployment in [each for each in self._earlier if not (each.num_running or each.num_streams)]:
+        """Close the channels of earlier deployments without requests."""
+        for deployment in [each for each in self._earlier if not each.num_running]:
             self._earlier.remove(deployment)
             await deployment.close()
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
+import anyio
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.gateway.deployment import Deployment, Deployments
+from pipeline.gateway.deployment import Deployment, Deployments, TritonGrpc
 from pipeline.gateway.errors import refusal_of, unavailable
 from pipeline.gateway.grpc_message import check_request
-from pipeline.gateway.grpc_stream import STOP, Call, OpenRequest, Stream, end_stream, stop_request
+from pipeline.gateway.grpc_stream import Stream
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import Tenant, Tenants, bearer_key
-from pipeline.request_ids import chosen_id, unique_id
+from pipeline.request_ids import unique_id
+from pipeline.response_stream import LEAVE_S, ResponseStream, read_all
 
 SERVICE = "inference.GRPCInferenceService"
 _HTTP_STATUS = {
@@ -32,7 +35,8 @@ _HTTP_STATUS = {
 }
 # Longest response that is forwarded.
 _MAX_ANSWER_BYTES = 1 << 30
-_CHECK_S = 1.0
+# Input of a request that stops the requests with the same id.
+_STOP = "stop"
 # Time limit of calls that run no model.
 _SHORT_S = 5.0
 
@@ -88,97 +92,58 @@ class GrpcGateway:
                 return answer
 
     async def _stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        """Forward requests and responses as they arrive."""
+        """Forward requests and responses as they arrive. Responses to different requests come in any order."""
         stream = Stream()
         async with _refused(context):
             tenant = self._tenant(context)
-            stream.run(self._send(requests, stream, tenant))
-            stream.run(self._watch(stream))
+            reading = stream.run(self._read(requests, stream, tenant))
             try:
                 while (item := await stream.answers.get()) is not None:
                     if isinstance(item, Refusal):
                         raise item
                     yield item
             finally:
-                stream.close()
+                reading.cancel()
                 # A client's disconnection must not cancel the clean-up.
-                await asyncio.shield(asyncio.ensure_future(end_stream(stream)))
+                await asyncio.shield(asyncio.ensure_future(stream.end()))
 
-    async def _send(self, requests: AsyncIterator[Any], stream: Stream, tenant: Tenant) -> None:
+    async def _read(self, requests: AsyncIterator[Any], stream: Stream, tenant: Tenant) -> None:
+        """Serve each request of a client in a task of its own, and end the stream after the last one."""
+        tasks: list[asyncio.Task[None]] = []
         async for request in requests:
-            if stream.is_closed:
-                return
+            own_id, deployment = request.id, self._deployments.current
             try:
-                call = await self._call_for(stream, tenant)
-                held = self._admitted(request, tenant, call.deployment)
-                stop = self._stop_of(request, call.deployment)
+                held = self._admitted(request, tenant, deployment)
             except Refusal as refusal:
-                await stream.put(_error_answer(refusal, request.id.removeprefix(tenant.prefix)))
+                await stream.put(_error_answer(refusal, own_id))
                 continue
-            call.open.append(OpenRequest(request.id, asyncio.get_running_loop().time(), held, stop))
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `_receive` handles the end of the call
-                await call.rpc.write(request)
-        stream.is_sent = True
-        if not stream.calls:
-            await stream.put(None)
-        elif not stream.calls[-1].is_done:
-            await stream.calls[-1].finish()
+            tasks = [task for task in tasks if not task.done()]
+            tasks.append(stream.run(self._serve(request, own_id, stream, deployment)))
+            tasks[-1].add_done_callback(partial(_release, held))
+        if tasks:
+            await asyncio.wait(tasks)
+        await stream.put(None)
 
-    async def _call_for(self, stream: Stream, tenant: Tenant) -> Call:
-        """The stream's open call to the current deployment, opened if necessary."""
-        last = stream.calls[-1] if stream.calls else None
-        if last is not None and not last.is_done:
-            if last.deployment is self._deployments.current:
-                return last
-            await last.finish()
-        while True:
-            deployment = self._deployments.current
-            triton = await deployment.triton()
-            if deployment is self._deployments.current:
-                break
-        # No await between here and the request's entry in `open`: a call that fails closes the requests in `open`.
-        # No deadline: at the client's deadline the client's stream ends, and `end_stream` ends the call without a
-        # cancellation.
-        call = Call(deployment, triton, triton.stub.ModelStreamInfer(metadata=triton.metadata))
-        deployment.num_streams += 1
-        stream.calls.append(call)
-        call.receiving = stream.run(self._receive(stream, call, tenant))
-        return call
-
-    async def _receive(self, stream: Stream, call: Call, tenant: Tenant) -> None:
-        end = None
+    async def _serve(self, request: Any, own_id: str, stream: Stream, deployment: Deployment) -> None:
+        """Forward the responses to one request, over an upstream call of its own. own_id: the client's id of the
+        request."""
+        longest_s, triton = self._spec.config.request_timeout_s, await deployment.triton()
+        stop = self._stop_of(request, deployment)
+        # No deadline: Triton must not see a cancellation, see `response_stream`.
+        responses = ResponseStream(triton.stub.ModelStreamInfer([request], metadata=triton.metadata))
         try:
-            async for answer in call.rpc:
-                failed = bool(answer.error_message)
-                if failed:
-                    refusal = refusal_of(400, answer.error_message, secrets.token_hex(16))
-                    answer.error_message = refusal.sentence
-                if failed or answer.infer_response.parameters["triton_final_response"].bool_param:
-                    call.close(answer.infer_response.id)
-                answer.infer_response.id = chosen_id(answer.infer_response.id).removeprefix(tenant.prefix)
-                await stream.put(answer)
+            with anyio.fail_after(longest_s):
+                async for answer in responses:
+                    if answer.error_message:
+                        answer.error_message = refusal_of(400, answer.error_message, secrets.token_hex(16)).sentence
+                    answer.infer_response.id = own_id
+                    await stream.put(answer)
         except grpc.aio.AioRpcError as error:
-            if call.open or not call.is_done:  # else the client expects no more from this call
-                end = _refusal_of_rpc(error)
+            stream.close(_refusal_of_rpc(error))
+        except TimeoutError:
+            stream.close(Refusal(504, f"a request took longer than {longest_s:g} s"))
         finally:
-            call.deployment.num_streams -= 1
-        stream.calls.remove(call)
-        call.close_all()
-        if end is not None or not call.is_done or (stream.is_sent and not stream.calls):
-            await stream.put(end)
-
-    async def _watch(self, stream: Stream) -> None:
-        """End the stream if its oldest request exceeds the time limit. Finish calls without requests to earlier
-        deployments."""
-        longest = self._spec.config.request_timeout_s
-        while True:
-            await asyncio.sleep(_CHECK_S)
-            for call in list(stream.calls):
-                if call.open and asyncio.get_running_loop().time() - call.open[0].began_s > longest:
-                    stream.close(Refusal(504, f"a request took longer than {longest:g} s"))
-                    return
-                if not (call.open or call.is_done or call.deployment is self._deployments.current):
-                    await call.finish()
+            deployment.departures.begin(responses, lambda: _stop(triton, stop))
 
     def _admitted(self, request: Any, tenant: Tenant, deployment: Deployment) -> ExitStack:
         """Check a request and count it as running until the result is closed. Raises Refusal."""
@@ -193,10 +158,12 @@ class GrpcGateway:
     def _stop_of(self, request: Any, deployment: Deployment) -> Any:
         """Make the id of a request unique. Returns the request that stops it; None if it is a stop request itself, or
         its model has no stop requests."""
-        if request.model_name not in deployment.spec.tenant_models or any(t.name == STOP for t in request.inputs):
+        if request.model_name not in deployment.spec.tenant_models or any(t.name == _STOP for t in request.inputs):
             return None
         request.id = unique_id(request.id)
-        return stop_request(request)
+        stop = pb.ModelInferRequest(model_name=request.model_name, id=request.id, raw_input_contents=[b"\x01"])
+        stop.inputs.add(name=_STOP, datatype="BOOL", shape=[1, 1])
+        return stop
 
     def _tenant(self, context: Any) -> Tenant:
         metadata = dict(context.invocation_metadata() or ())
@@ -226,6 +193,16 @@ class _refused:
         trailing = () if error.retry_after_s is None else (("retry-after", str(error.retry_after_s)),)
         await self._context.abort(error.grpc_code, error.sentence, trailing)
         return True
+
+
+def _release(held: ExitStack, ended: asyncio.Task[None]) -> None:
+    held.close()
+
+
+async def _stop(triton: TritonGrpc, stop: Any) -> None:
+    """Send the request that stops another one, if there is one."""
+    if stop is not None:
+        await read_all(triton.stub.ModelStreamInfer([stop], metadata=triton.metadata, timeout=LEAVE_S))
 
 
 def _refusal_of_rpc(error: grpc.aio.AioRpcError) -> Refusal:

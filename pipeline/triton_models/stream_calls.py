@@ -13,9 +13,9 @@ import grpc
 import tritonclient.grpc.aio as triton_grpc
 from tritonclient.utils import np_to_triton_dtype
 
+from pipeline.response_stream import Departures, ResponseStream
 from pipeline.triton_models.model_calls import ModelCaller
 from pipeline.triton_models.own_server import GrpcAddress, own_address
-from pipeline.triton_models.streams import Departures, ResponseStream
 from pipeline.triton_models.tensors import Array, Tensors
 from pipeline.triton_models.triton import CallResponses, refusal
 

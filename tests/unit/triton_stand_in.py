@@ -29,13 +29,11 @@ def response(**values: Any) -> service_pb2.ModelStreamInferResponse:
 class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Sends the given responses. A status code ends the stream; None waits until the request is stopped or cancelled.
 
-    num_requests: without those that stop others. of: place of the request that the responses belong to. stopped: ids of
-    requests that were to be stopped. deadline_s: what the stream had left. num_sent: responses. was_read,
-    was_cancelled: how it ended. obeys: whether it stops requests."""
+    num_requests: without those that stop others. stopped: ids of requests that were to be stopped. deadline_s: what the
+    stream had left. num_sent: responses. was_read, was_cancelled: how it ended. obeys: whether it stops requests."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = answers
-        self.of = 0
         self.deadline_s: float | None = None
         self.requests: list[Any] = []
         self.metadata: dict[str, str] = {}
@@ -71,7 +69,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
                     self.was_cancelled.set()
                     raise
             else:
-                answer.infer_response.id = received[self.of].id
+                answer.infer_response.id = received[0].id
                 yield answer
                 self.num_sent += 1
         self.was_read.set()

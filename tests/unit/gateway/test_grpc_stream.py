@@ -13,8 +13,9 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from pipeline import response_stream
 from pipeline.config.schema import GatewayConfig
-from pipeline.gateway import grpc_app, grpc_stream
+from pipeline.gateway import grpc_app
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.grpc_app import GrpcGateway
 from pipeline.gateway.tenants import Tenants
@@ -69,7 +70,7 @@ def test_a_client_gets_its_own_id_back_and_the_server_one_that_no_other_has(requ
 
 @pytest.mark.parametrize("obeys", [True, False])
 def test_requests_of_a_client_that_leaves_are_stopped_and_cancelled_only_if_they_go_on(monkeypatch, obeys) -> None:
-    monkeypatch.setattr(grpc_stream, "_CLOSE_S", PATIENCE_S if obeys else 0.2)
+    monkeypatch.setattr(response_stream, "LEAVE_S", PATIENCE_S if obeys else 0.2)
 
     async def leave() -> Triton:
         async with stream_to(response(output_ids=IDS), None, response()) as (stream, triton):
@@ -87,20 +88,21 @@ def test_requests_of_a_client_that_leaves_are_stopped_and_cancelled_only_if_they
 
 def test_of_several_requests_the_one_that_has_not_ended_is_stopped() -> None:
     async def leave() -> Triton:
-        async with stream_to(final(), None) as (stream, triton):
-            triton.of = 1
-            call = stream([request("long"), request("short")])
+        async with stream_to(None) as (stream, triton):
+            call = stream()
+            await call.write(request("long"))
+            await until(lambda: triton.num_requests == 1)
+            triton.answers = (final(),)
+            await call.write(request("short"))
             assert (await call.read()).infer_response.id == "short"
             call.cancel()
-            await asyncio.wait_for(triton.was_read.wait(), PATIENCE_S)
+            await until(lambda: bool(triton.stopped))
             return triton
 
-    triton = asyncio.run(leave())
-    assert triton.stopped == [triton.requests[0].id]
+    assert [chosen_id(stopped) for stopped in asyncio.run(leave()).stopped] == ["long"]
 
 
 def test_a_client_that_leaves_while_its_stream_is_ended_holds_no_place(monkeypatch) -> None:
-    monkeypatch.setattr(grpc_app, "_CHECK_S", 0.01)
     monkeypatch.setattr(triton_stand_in, "PATIENCE_S", 2 * PATIENCE_S)  # the request does not end by itself
 
     async def leave() -> None:
@@ -162,7 +164,6 @@ def test_a_client_that_does_not_read_its_answers_fills_no_memory_and_keeps_nobod
 
 
 def test_requests_of_a_client_that_does_not_read_end_after_the_time_limit(monkeypatch) -> None:
-    monkeypatch.setattr(grpc_app, "_CHECK_S", 0.01)
 
     async def ask() -> None:
         tenants = Tenants((), GatewayConfig())

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pipeline.triton_models.streams import Departures, ResponseStream
+from pipeline.response_stream import Departures, ResponseStream
 
 
 class SilentCall:
