@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.errors import meaning_of
 from pipeline.gateway.annotations import ENGINE_DATA, FAULT, REFUSAL
+from pipeline.gateway.bodies import Json
 from pipeline.gateway.refusal import Refusal
 
 logger = logging.getLogger("lookahead.gateway")
@@ -23,11 +24,6 @@ _INTERNAL = re.compile(
     r"model instance|std::|boost::",
     re.I,
 )
-# Start of a worker's refusal in a response. Generated text cannot contain it, because JSON escapes the quotes.
-REFUSAL_MARK = f'"{ENGINE_DATA}":{{"{REFUSAL}":'.encode()
-_FAULT_MARK = f'"finish_reason":"{FAULT}"'.encode()
-# Parts of each event with an error.
-ERROR_MARKS = (b'"error"', REFUSAL_MARK, _FAULT_MARK)
 # Dynamo's words for a prompt that is too long, for which OpenAI's API has a code.
 _TOO_LONG = "maximum context length"
 _UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to parse the request)")
@@ -88,21 +84,21 @@ def text_of_json(value: Any) -> str:
 
 
 def refusal_in_event(event: bytes, request_id: str) -> Refusal | None:
-    """Refusal for the error in a server-sent event; None if it holds none."""
+    """Refusal for the error in an event of Triton; None if it holds none. Such errors are about invalid requests."""
     if event.startswith((b'data: {"error"', b'data:{"error"')):
-        # The front end's errors have a code. Triton's, without one, are about invalid requests.
-        return refusal_of(500 if b'"code":500' in event else 400, text_of_body(event), request_id)
-    if _FAULT_MARK in event:
+        return refusal_of(400, text_of_body(event), request_id)
+    return None
+
+
+def refusal_in_chunk(chunk: Json, request_id: str) -> Refusal | None:
+    """Refusal for an error of the front end or of a worker in a chunk; None if it holds none."""
+    if (error := chunk.get("error")) is not None:
+        is_fault = isinstance(error, dict) and error.get("code") == 500
+        return refusal_of(500 if is_fault else 400, text_of_json(chunk), request_id)
+    if any(choice.get("finish_reason") == FAULT for choice in chunk.get("choices") or []):
         return refusal_of(500, "a worker failed; its log has the reason", request_id)
-    return refusal_in_body(event.removeprefix(b"data:"), request_id)
-
-
-def refusal_in_body(body: bytes, request_id: str) -> Refusal | None:
-    """Refusal for a worker's refusal in a response of the front end; None if it holds none."""
-    if REFUSAL_MARK not in body:
-        return None
-    refusal = json.loads(body)["nvext"][ENGINE_DATA][REFUSAL]
-    return refusal_of(refusal["status"], refusal["message"], request_id)
+    refusal = ((chunk.get("nvext") or {}).get(ENGINE_DATA) or {}).get(REFUSAL)
+    return None if refusal is None else refusal_of(refusal["status"], refusal["message"], request_id)
 
 
 def _shown(text: str) -> str:

@@ -1,53 +1,40 @@
-"""Server-sent events in the chunks of a response."""
+"""Server-sent events in the pieces of a response."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import pydantic_core
 
 from pipeline.gateway.bodies import Json, write_json
-from pipeline.gateway.errors import ERROR_MARKS
 
-# Start of an event with JSON data.
-DATA = b"data: "
-# Longest event that is buffered until it is complete. Longer events are forwarded unparsed.
-_LONGEST_EVENT_BYTES = 1 << 20
+# Start of an event with JSON data, and the last event of the OpenAI API.
+DATA, END = b"data: ", b"data: [DONE]\n\n"
 
 
-async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield server-sent events as they arrive. An item is one or more complete events with their blank lines; an event
-    with an error is an item of its own."""
-    held = b""
-    async for chunk in chunks:
-        held += chunk
-        end = held.rfind(b"\n\n") + 2
-        if end < 2:
-            if len(held) > _LONGEST_EVENT_BYTES:
-                yield held
-                held = b""
-            continue
-        whole, held = held[:end], held[end:]
-        if any(mark in whole for mark in ERROR_MARKS):
-            for event in events_of(whole):
-                yield event
-        else:
-            yield whole
+async def events(pieces: AsyncIterator[bytes], max_bytes: float = math.inf) -> AsyncGenerator[bytes, None]:
+    """Yield each server-sent event with its blank line as it arrives, and the bytes after the last one. max_bytes:
+    longest event that is held until it is complete; parts of a longer one are yielded."""
+    held = bytearray()
+    async for piece in pieces:
+        start = max(0, len(held) - 1)
+        held += piece
+        while (end := held.find(b"\n\n", start) + 2) > 1:
+            yield bytes(held[:end])
+            del held[:end]
+            start = 0
+        if len(held) > max_bytes:
+            yield bytes(held)
+            held.clear()
     if held:
-        yield held
+        yield bytes(held)
 
 
-def chunk_of(event: bytes) -> Json | None:
-    """The JSON object in an event; None if it has none."""
-    return pydantic_core.from_json(event.removeprefix(DATA)) if event.startswith(DATA + b"{") else None
+def parsed(event: bytes) -> Json | bytes:
+    """The JSON object in an event; the event itself if it has none."""
+    return pydantic_core.from_json(event.removeprefix(DATA)) if event.startswith(DATA + b"{") else event
 
 
 def event_of(chunk: Json) -> bytes:
     return DATA + write_json(chunk) + b"\n\n"
-
-
-def events_of(whole: bytes) -> list[bytes]:
-    """Split complete events, each with the blank line after it. A part of a long event is one item."""
-    if not whole.endswith(b"\n\n"):
-        return [whole]
-    return [event + b"\n\n" for event in whole.removesuffix(b"\n\n").split(b"\n\n")]

@@ -1,70 +1,58 @@
-"""Folds the stream of a chat into a whole response.
-
-The gateway requests each whole chat as a stream. For a whole response, Dynamo's front end (1.4.2) runs the parser of
-tool calls even if the request has no tools, and turns a text such as `{"name": "Ann", "age": 7}` into a call. It also
-completes a call that `max_tokens` has cut, with wrong arguments.
-"""
+"""Folds the chunks of a stream of the OpenAI API into a whole response."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.gateway.bodies import Json
-from pipeline.gateway.event_stream import chunk_of, events_of
-from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.response_writer import Responder, send_json
 
 
-class FoldingResponder:
-    """Receives the stream of a chat with one choice, and sends it to `answer` as a whole response."""
-
-    def __init__(self, answer: Responder) -> None:
-        self._answer = answer
-        self._held = b""
-        self._whole: Json = {}
-        self._choice: Json = {"index": 0, "message": {}, "finish_reason": None, "logprobs": None}
-        self._text: list[str] = []
-        self._tokens: list[Json] = []
-        self._calls: dict[int, Json] = {}
-
-    async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
-        pass
-
-    async def piece(self, data: bytes) -> None:
-        events, end, self._held = (self._held + data).rpartition(b"\n\n")
-        for event in events_of(events + end) if events else []:
-            if (chunk := chunk_of(event)) is not None:
-                self._add(chunk)
-
-    async def end(self) -> None:
-        text = "".join(self._text)
-        message = {"role": "assistant", "reasoning_content": None, **self._choice["message"], "content": text}
-        if self._calls:
-            message |= {"content": text or None, "tool_calls": list(self._calls.values())}
-        choices = [self._choice | {"message": message}]
-        await send_json(self._answer, self._whole | {"object": "chat.completion", "choices": choices})
-
-    async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
-        await self._answer.refuse(refusal, closes)
-
-    def _add(self, chunk: Json) -> None:
-        """Add a chunk of the stream."""
-        for choice in chunk.pop("choices", None) or []:
-            delta: dict[str, Any] = choice.get("delta") or {}
-            self._text.append(delta.pop("content", None) or "")
-            for part in delta.pop("tool_calls", None) or []:
-                self._add_call(part)
-            self._choice["message"] |= delta
-            self._choice["finish_reason"] = choice.get("finish_reason") or self._choice["finish_reason"]
-            if log_probs := choice.get("logprobs"):
-                self._tokens += log_probs.get("content") or []
-                self._choice["logprobs"] = log_probs | {"content": self._tokens}
-        extension = {**self._whole.get("nvext", {}), **(chunk.pop("nvext", None) or {})}
-        # The id and the time of the first chunk, and the usage of the last one.
-        self._whole = chunk | self._whole | {"usage": chunk.get("usage") or self._whole.get("usage")}
+def folded(chunks: Sequence[Json]) -> Json:
+    """The whole response. It has the members of the last chunk that has them."""
+    whole: Json = {}
+    choices: dict[int, _Choice] = {}
+    for chunk in chunks:
+        for part in chunk.get("choices") or []:
+            choices.setdefault(part["index"], _Choice(part["index"])).add(part)
+        extension = {**(whole.get("nvext") or {}), **(chunk.get("nvext") or {})}
+        whole |= chunk | {"usage": chunk.get("usage") or whole.get("usage")}
         if extension:
-            self._whole["nvext"] = extension
+            whole["nvext"] = extension
+    whole["object"] = whole.get("object", "").removesuffix(".chunk")
+    return whole | {"choices": [choices[index].whole() for index in sorted(choices)]}
+
+
+class _Choice:
+    """The parts of one choice so far."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._text: list[str] = []
+        # Members of the chat's message, and its calls by index. None for the completions API.
+        self._message: Json | None = None
+        self._calls: dict[int, Json] = {}
+        self._log_probs: Json | None = None
+        self._finish_reason: str | None = None
+
+    def add(self, part: Json) -> None:
+        delta: dict[str, Any] | None = part.get("delta")
+        if delta is None:
+            self._text.append(part.get("text") or "")
+        else:
+            self._text.append(delta.get("content") or "")
+            for call in delta.get("tool_calls") or []:
+                self._add_call(call)
+            others = {name: value for name, value in delta.items() if name not in ("content", "tool_calls")}
+            self._message = {**(self._message or {}), **others}
+        self._finish_reason = part.get("finish_reason") or self._finish_reason
+        if log_probs := part.get("logprobs"):
+            known = self._log_probs = self._log_probs or {}
+            for name, value in log_probs.items():
+                if isinstance(value, list):
+                    known.setdefault(name, []).extend(value)
+                else:
+                    known[name] = value
 
     def _add_call(self, part: Json) -> None:
         """Add a part of a tool call: the first has its id and name, all have a piece of its arguments."""
@@ -73,3 +61,13 @@ class FoldingResponder:
             self._calls[index]["function"]["arguments"] += part["function"].get("arguments") or ""
         else:
             self._calls[index] = part
+
+    def whole(self) -> Json:
+        text = "".join(self._text)
+        choice = {"index": self._index, "finish_reason": self._finish_reason, "logprobs": self._log_probs}
+        if self._message is None:
+            return choice | {"text": text}
+        message = {"role": "assistant", "reasoning_content": None, **self._message, "content": text}
+        if self._calls:
+            message |= {"content": text or None, "tool_calls": list(self._calls.values())}
+        return choice | {"message": message}

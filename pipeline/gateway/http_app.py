@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 
 import anyio
@@ -15,20 +15,20 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from pipeline.gateway.bodies import Disconnected, parse_json, read_body
-from pipeline.gateway.choices import forward_choices
 from pipeline.gateway.deployment import Deployment, Deployments
-from pipeline.gateway.errors import logger, unavailable, unknown_model
+from pipeline.gateway.errors import logger, refusal_of, text_of_body, unavailable, unknown_model
 from pipeline.gateway.forward import forward
+from pipeline.gateway.front_end import Asked
 from pipeline.gateway.generate_body import checked_generate
 from pipeline.gateway.infer_body import checked_infer
 from pipeline.gateway.input_types import Types, types_of
 from pipeline.gateway.metrics_page import metrics_page
 from pipeline.gateway.openai_body import checked_openai
 from pipeline.gateway.openai_fields import Endpoint
+from pipeline.gateway.openai_output import forward_openai
 from pipeline.gateway.refusal import Refusal, not_allowed
 from pipeline.gateway.request_headers import key_of, session_headers, timeout_of, trace_headers
-from pipeline.gateway.response_writer import Responder, ResponseWriter, Style
-from pipeline.gateway.rewriting import RewritingResponder, own_id
+from pipeline.gateway.response_writer import JSON, ResponseWriter, Style
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import Tenant, Tenants
 from pipeline.gateway.upstream import HEADER_LENGTH, Onward, Transport, Unreachable, Upstream
@@ -36,11 +36,8 @@ from pipeline.gateway.upstream import HEADER_LENGTH, Onward, Transport, Unreacha
 _GET, _POST = ("GET", "HEAD"), ("POST",)
 _VERBS = ("generate", "generate_stream", "infer")
 _OPENAI_POSTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
-_JSON = {"content-type": "application/json"}
 # Readiness of Triton and of the OpenAI front end, without a key: for load balancers.
 _HEALTH = "/health"
-# Time for which a request to the OpenAI front end is retried while no worker can be reached.
-_PATIENCE_S = 20.0
 # Time limit of requests that run no model.
 _SHORT_S = 5.0
 _NAME = re.compile(r"\w[\w.:-]{0,127}", re.ASCII)
@@ -148,17 +145,19 @@ class HttpGateway:
     async def _metadata(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         self._tenant(request)
         deployment = self._deployments.current
-        onward = _get(deployment.http, _path(request, deployment, ""), request_id)
-        await forward(self._transport, onward, request.receive, answer)
+        status, body = await self._ask(deployment.http, _path(request, deployment, ""), request_id)
+        if status >= 400:
+            raise refusal_of(status, text_of_body(body), request_id)
+        await answer.send(body, JSON)
 
     async def _metrics(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         spec = self._deployments.current.spec
         servers = [triton.metrics for triton in spec.tritons]
         page = await metrics_page(servers, lambda server: self._ask([server], "/metrics", request_id))
-        await _send(answer, page, {"content-type": "text/plain; charset=utf-8"})
+        await answer.send(page, {"content-type": "text/plain; charset=utf-8"})
 
     async def _openapi(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
-        await _send(answer, self._page, _JSON)
+        await answer.send(self._page, JSON)
 
     async def _model(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         tenant = self._tenant(request)
@@ -170,7 +169,7 @@ class HttpGateway:
         with deployment.in_use():
             path = _path(request, deployment, f"/{verb}")
             types = await self._types(deployment, request.path_params["model"], request_id)
-            headers = _JSON | trace_headers(request)
+            headers = JSON | trace_headers(request)
             if verb == "infer":
                 checked = checked_infer(body, request.headers.get(HEADER_LENGTH), tenant, types)
                 if checked.header_length is not None:
@@ -179,8 +178,7 @@ class HttpGateway:
                 checked = checked_generate(body, tenant, types)
             onward = Onward(deployment.http, "POST", path, checked.body, headers, timeout_s, request_id)
             with self._tenants.admit(tenant, len(body), checked.max_tokens, deployment.spec.max_seq_len):
-                to_client = RewritingResponder(answer, own_id(tenant)) if tenant.prefix else answer
-                await forward(self._transport, onward, request.receive, to_client)
+                await forward(self._transport, onward, request.receive, answer, tenant.prefix)
 
     async def _types(self, deployment: Deployment, model: str, request_id: str) -> Types:
         """Datatypes of a model's inputs, cached."""
@@ -193,7 +191,7 @@ class HttpGateway:
 
     async def _ask(self, targets: Sequence[Upstream], path: str, request_id: str) -> tuple[int, bytes]:
         """Status and body of the response to a request of the gateway. Raises Refusal (503) if there is none."""
-        onward = _get(targets, path, request_id)
+        onward = Onward(targets, "GET", path, b"", {}, _SHORT_S, request_id)
         try:
             with anyio.fail_after(onward.timeout_s):
                 async with self._transport(onward) as response:
@@ -207,43 +205,40 @@ class HttpGateway:
         endpoint = _OPENAI_POSTS[request.url.path]
         checked = checked_openai(body, endpoint, tenant)
         timeout_s = timeout_of(request, self._spec.config.request_timeout_s)
-        headers = _JSON | trace_headers(request) | session_headers(request, tenant, checked.conversation)
+        headers = JSON | trace_headers(request) | session_headers(request, tenant, checked.conversation)
         # The worker derives the seed of a request without one from the request id, so each choice needs its own id.
         ids = [request_id, *(secrets.token_hex(16) for _ in checked.bodies[1:])]
         deployment = self._deployments.current
         renderer = None
         if endpoint == "chat":
             model = f"/v2/models/{deployment.spec.tenant_models[0]}/generate"
-            renderer = Onward(deployment.http, "POST", model, b"", _JSON, _SHORT_S, request_id)
-        onwards = [
-            Onward(
-                *([_openai(deployment)], "POST", request.url.path, sent, headers, timeout_s, own_id, _PATIENCE_S),
+            renderer = Onward(deployment.http, "POST", model, b"", JSON, _SHORT_S, request_id)
+        asked = [
+            Asked(
+                *([_openai(deployment)], "POST", request.url.path, sent, headers, timeout_s, own_id),
                 is_served=checked.model == deployment.spec.model,
                 renderer=renderer,
-                folds=checked.folds,
+                is_whole=checked.is_whole,
             )
             for sent, own_id in zip(checked.bodies, ids, strict=True)
         ]
-        num_choices, max_seq_len = len(onwards) * checked.num_prompts, deployment.spec.max_seq_len
+        num_choices, max_seq_len = len(asked) * checked.num_prompts, deployment.spec.max_seq_len
         num_bytes = len(body) // checked.num_prompts
         with deployment.in_use(), self._tenants.admit(tenant, num_bytes, checked.max_tokens, max_seq_len, num_choices):
-            to_client: Responder = answer
-            for rewrite in checked.rewrites:
-                to_client = RewritingResponder(to_client, rewrite)
-            if len(onwards) == 1:
-                await forward(self._transport, onwards[0], request.receive, to_client)
-            else:
-                await forward_choices(self._transport, onwards, request.receive, to_client)
+            await forward_openai(self._transport, asked, request.receive, answer, checked.rewrites)
 
     async def _models(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         self._tenant(request)
         names = [request.path_params[part] for part in ("owner", "name") if part in request.path_params]
         if not all(_NAME.fullmatch(name) for name in names):
             raise unknown_model("/".join(names))
-        deployment = self._deployments.current
-        onward = _get([_openai(deployment)], "/".join(["/v1/models", *names]), request_id)
-        onward = replace(onward, is_served="/".join(names) == deployment.spec.model)
-        await forward(self._transport, onward, request.receive, answer)
+        deployment, name = self._deployments.current, "/".join(names)
+        status, body = await self._ask([_openai(deployment)], "/".join(["/v1/models", *names]), request_id)
+        if status == 404:  # without a worker, the front end has no model
+            raise unavailable() if name == deployment.spec.model else unknown_model(name)
+        if status >= 400:
+            raise refusal_of(status, text_of_body(body), request_id)
+        await answer.send(body, JSON)
 
     def _tenant(self, request: Request) -> Tenant:
         return self._tenants.of_key(key_of(request))
@@ -254,17 +249,6 @@ class HttpGateway:
             raise Refusal(415, "compressed bodies are not taken; send the body as it is")
         length = request.headers.get("content-length")
         return await read_body(request.receive, length, config.max_body_bytes, config.body_timeout_s)
-
-
-def _get(targets: Sequence[Upstream], path: str, request_id: str) -> Onward:
-    """A request of the gateway itself, or one that runs no model."""
-    return Onward(targets, "GET", path, b"", {}, _SHORT_S, request_id)
-
-
-async def _send(answer: ResponseWriter, body: bytes, headers: dict[str, str]) -> None:
-    await answer.start(200, headers | {"content-length": str(len(body))})
-    await answer.piece(body)
-    await answer.end()
 
 
 def _path(request: Request, deployment: Deployment, end: str) -> str:

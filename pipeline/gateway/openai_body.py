@@ -9,21 +9,23 @@ from typing import NamedTuple
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import NAMESPACE, annotation
 from pipeline.gateway.bodies import Json, parse_json, write_json
-from pipeline.gateway.choices import MAX_CHOICES, choice_requests
 from pipeline.gateway.generate_body import positive
 from pipeline.gateway.openai_fields import Endpoint, for_front_end
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.rewriting import DRAFT_FIGURES, Rewrite, alternatives, log_probs
+from pipeline.gateway.rewriting import Rewrite, alternatives, log_probs, move_figures
 from pipeline.gateway.tenants import Tenant
 
 _PREFIX = annotation(NAMESPACE, "")
+# Limit of choices in OpenAI's API.
+_MAX_CHOICES = 128
+_SEEDS, _SMALLEST_SEED = 1 << 64, -(1 << 63)
 
 
 class CheckedChoices(NamedTuple):
     """A checked request. bodies: a request to forward for each choice. max_tokens: limit of the output of one choice;
     None if the request sets none. model: the client's `model` field. conversation: id of the conversation, the same in
     all turns but the first, where it is None. rewrites: changes to the response. num_prompts: prompts of each body.
-    folds: whether the bodies request streams, and the client a whole response."""
+    is_whole: whether the client requests a whole response; the bodies request streams."""
 
     bodies: list[bytes]
     max_tokens: int | None
@@ -31,7 +33,7 @@ class CheckedChoices(NamedTuple):
     conversation: str | None = None
     rewrites: Sequence[Rewrite] = ()
     num_prompts: int = 1
-    folds: bool = False
+    is_whole: bool = False
 
 
 def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedChoices:
@@ -55,18 +57,30 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedCh
     if namespace := tenant.namespace(asked):
         kept.append(annotation(NAMESPACE, namespace))
     extension["annotations"] = kept
-    folds = endpoint == "chat" and sent.get("stream", False) is False and "stream_options" not in sent
-    if folds:
+    is_whole = not sent.get("stream")
+    if is_whole and "stream_options" not in sent:  # else the front end refuses the request
         sent |= {"stream": True, "stream_options": {"include_usage": True}}
     requests = choice_requests(sent, num_choices)
     bodies = [write_json(request) for request in requests]
-    rewrites = []
+    rewrites: list[Rewrite] = []
     if value.get("logprobs") is not None:
         rewrites.append(alternatives(value.get("top_logprobs") or 0) if endpoint == "chat" else log_probs())
     if value.get("draft_statistics") and num_choices == 1:
-        rewrites.append(DRAFT_FIGURES)
+        rewrites.append(move_figures)
     num_prompts = _num_prompts(value.get("prompt"))
-    return CheckedChoices(bodies, max_tokens, value.get("model"), _conversation(value), rewrites, num_prompts, folds)
+    return CheckedChoices(bodies, max_tokens, value.get("model"), _conversation(value), rewrites, num_prompts, is_whole)
+
+
+def choice_requests(sent: Json, num_choices: int) -> list[Json]:
+    """The requests of all choices. Choice i uses seed + i, so it equals the response to the same request with that seed
+    and n = 1. Dynamo's front end cannot serve n above 1, because it ends a request at its first finish reason. sent:
+    the client's request without n."""
+    seed = sent.get("seed")
+    if type(seed) is not int or not 0 <= seed - _SMALLEST_SEED < _SEEDS:  # absent, or refused by the front end
+        return [sent] * num_choices
+    # The front end expects a signed 64-bit number; the worker converts it to unsigned.
+    seeds = ((seed + number - _SMALLEST_SEED) % _SEEDS + _SMALLEST_SEED for number in range(num_choices))
+    return [sent | {"seed": seed} for seed in seeds]
 
 
 def _conversation(value: Json) -> str | None:
@@ -83,8 +97,8 @@ def _conversation(value: Json) -> str | None:
 def _num_choices(value: object) -> int:
     if value is None:
         return 1
-    if type(value) is not int or not 1 <= value <= MAX_CHOICES:
-        raise Refusal(400, f"n is {str(value)[:40]}; it must be a whole number in 1 .. {MAX_CHOICES}")
+    if type(value) is not int or not 1 <= value <= _MAX_CHOICES:
+        raise Refusal(400, f"n is {str(value)[:40]}; it must be a whole number in 1 .. {_MAX_CHOICES}")
     return value
 
 

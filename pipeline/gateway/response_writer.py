@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from pipeline.gateway.bodies import Json, write_json
+from pipeline.gateway.bodies import write_json
 from pipeline.gateway.refusal import Refusal
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Style = Literal["triton", "openai"]
+JSON = {"content-type": "application/json"}
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-
-
-class Responder(Protocol):
-    """Receiver of one response."""
-
-    async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
-        """Begin the response. is_stream: whether each piece consists of complete server-sent events."""
-
-    async def piece(self, data: bytes) -> None: ...
-
-    async def end(self) -> None: ...
-
-    async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
-        """End with an error. closes: whether to close the connection."""
-
-
-async def send_json(answer: Responder, value: Json) -> None:
-    """Send a whole response."""
-    body = write_json(value)
-    await answer.start(200, {"content-type": "application/json", "content-length": str(len(body))})
-    await answer.piece(body)
-    await answer.end()
 
 
 class ResponseWriter:
@@ -45,6 +24,7 @@ class ResponseWriter:
         self._started = self._is_stream = False
 
     async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
+        """Begin the response. is_stream: whether each piece consists of complete server-sent events."""
         self._started, self._is_stream = True, is_stream
         pairs = [(name.encode(), value.encode("latin-1")) for name, value in {**headers, **self._headers}.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
@@ -55,17 +35,19 @@ class ResponseWriter:
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def send(self, body: bytes, headers: Mapping[str, str], status: int = 200) -> None:
+        """Send a whole response."""
+        await self.start(status, {**headers, "content-length": str(len(body))})
+        await self.piece(body)
+        await self.end()
+
     async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
         """Send the error as the whole response, or as the last event of a stream that has begun. Any other response
-        that has begun is cut off."""
+        that has begun is cut off. closes: whether to close the connection."""
         body = write_json(error_body(refusal, self._style))
         if not self._started:
-            headers = {"content-type": "application/json", "content-length": str(len(body)), **refusal.headers}
-            if closes:
-                headers["connection"] = "close"
-            await self.start(refusal.status, headers)
-            await self.piece(body)
-            await self.end()
+            headers = JSON | refusal.headers | ({"connection": "close"} if closes else {})
+            await self.send(body, headers, refusal.status)
         elif self._is_stream:
             await self.piece(b"data: " + body + b"\n\n")
             await self.end()

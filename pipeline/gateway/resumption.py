@@ -2,19 +2,15 @@
 
 The same request is sent again. Its output consists of the same tokens, because the sampling noise depends only on the
 seed and the absolute position of a token, and the seed only on the request. Chunks may be cut at other places, so the
-part that the client has is left out by length of text and number of tokens, not by events.
+part that the client has is left out by length of text and number of tokens, not by chunks.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.gateway.bodies import Json
-from pipeline.gateway.event_stream import chunk_of, event_of, events_of
-from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.response_writer import Responder
 
 
 @dataclass(slots=True)
@@ -26,56 +22,31 @@ class _Output:
     is_finished: bool = False
 
 
-class ResumableResponder:
-    """Forwards one response to `answer`. After `resume`, the response comes again from its start, and only its new part
-    is forwarded."""
+class Resumption:
+    """Removes the part that the client has from the chunks of one response. After `resume` the response comes again
+    from its start."""
 
-    def __init__(self, answer: Responder) -> None:
-        self._answer = answer
-        self._is_started = self._is_stream = self._is_resumed = False
+    def __init__(self) -> None:
+        self._is_resumed = False
         # Whether the part that was sent can be left out of the same response. Ids of tool calls, for example, differ.
-        self._is_resumable = self._is_readable = True
+        self._is_resumable = True
         self._head: Json = {}
         self._sent, self._seen = defaultdict[int, _Output](_Output), defaultdict[int, _Output](_Output)
 
     def resume(self) -> bool:
         """Expect the response again. Returns False if the client has a part that cannot be left out."""
-        self._is_resumed = self._is_started
+        self._is_resumed = bool(self._head)
         self._seen.clear()
-        return not self._is_started or (self._is_stream and self._is_readable and self._is_resumable)
+        return self._is_resumable
 
-    async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
-        if not self._is_started:
-            self._is_started, self._is_stream = True, is_stream
-            await self._answer.start(status, headers, is_stream)
-
-    async def piece(self, data: bytes) -> None:
-        if self._is_stream:
-            # After a part of a long event, a piece may begin within an event.
-            self._is_readable = self._is_readable and data.endswith(b"\n\n")
-            if self._is_readable:
-                data = b"".join(map(self._rest_of_event, events_of(data)))
-        if data:
-            await self._answer.piece(data)
-
-    async def end(self) -> None:
-        await self._answer.end()
-
-    async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
-        await self._answer.refuse(refusal, closes)
-
-    def _rest_of_event(self, event: bytes) -> bytes:
-        """The part of an event that the client does not have; empty if it has all."""
-        if (chunk := chunk_of(event)) is None:
-            return event
+    def rest_of(self, chunk: Json) -> Json | None:
+        """The part of a chunk that the client does not have; None if it has all."""
         choices = chunk.get("choices") or []
         rests = [rest for choice in choices if (rest := self._rest_of_choice(choice)) is not None]
         if not self._is_resumed:
-            self._head = self._head or {name: chunk[name] for name in ("id", "created") if name in chunk}
-            return event
-        if choices and not rests:
-            return b""
-        return event_of(chunk | self._head | {"choices": rests})
+            self._head = self._head or {"id": chunk.get("id"), "created": chunk.get("created")}
+            return chunk
+        return chunk | self._head | {"choices": rests} if rests or not choices else None
 
     def _rest_of_choice(self, choice: Json) -> Json | None:
         """The part of a choice that the client does not have; None if it has all."""
@@ -97,8 +68,6 @@ class ResumableResponder:
         if len(text) <= old_chars and num_tokens <= old_tokens and not is_last and not has_others:
             return None
         self._sent[index] = _Output(max(sent.num_chars, seen.num_chars), max(sent.num_tokens, seen.num_tokens), is_last)
-        if not self._is_resumed:  # the event is forwarded as it is
-            return choice
         rest = {name: text[old_chars:]}
         left = {key: values[old_tokens:] if isinstance(values, list) else values for key, values in log_probs.items()}
         return choice | (rest if delta is None else {"delta": delta | rest}) | ({"logprobs": left} if log_probs else {})

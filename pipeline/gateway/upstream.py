@@ -33,12 +33,8 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """A request to forward. targets: the first one that accepts a connection gets it. timeout_s: time limit in total.
-    patience_s: time for retries while the front end cannot reach a worker; no worker has received the request then.
-    is_served: whether the front end serves the requested model, so that 404 means that it has no worker at the moment.
-    renderer: template, without a body, of the request to the Triton model that reports why the chat template refuses a
-    conversation; None without a conversation. folds: whether the response is a stream that the client receives as a
-    whole."""
+    """A request to forward. targets: the first one that accepts a connection gets it. timeout_s: time limit in
+    total."""
 
     targets: Sequence[Upstream]
     method: str
@@ -47,10 +43,6 @@ class Onward:
     headers: Mapping[str, str]
     timeout_s: float
     request_id: str
-    patience_s: float = 0.0
-    is_served: bool = False
-    renderer: Onward | None = None
-    folds: bool = False
 
 
 @dataclass(frozen=True, slots=True)

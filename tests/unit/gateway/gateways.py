@@ -118,6 +118,11 @@ def events(*pieces: bytes | Exception) -> httpx.Response:
     return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Pieces(*pieces))
 
 
+def streamed(**fields: Any) -> httpx.Response:
+    """A stream of the front end with one chunk."""
+    return events(b"data: " + json.dumps(fields).encode() + b"\n\n", b"data: [DONE]\n\n")
+
+
 def json_answer(status: int, value: Any) -> httpx.Response:
     return httpx.Response(
         status, headers={"content-type": "application/json"}, stream=Pieces(json.dumps(value).encode())

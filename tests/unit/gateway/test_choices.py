@@ -10,10 +10,12 @@ import httpx
 import pytest
 
 from pipeline.gateway import http_app
-from pipeline.gateway.choices import choice_requests, joined_usage
+from pipeline.gateway.openai_body import choice_requests
+from pipeline.gateway.openai_output import joined_usage
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.upstream import Unreachable
 from tests.unit.gateway.gateways import Behind, api_key, client_of, events, json_answer, spec_of
+from tests.unit.gateway.gateways import streamed as one_chunk
 
 CHAT = "/v1/chat/completions"
 
@@ -22,8 +24,8 @@ def whole(request: httpx.Request) -> httpx.Response:
     """An answer with the seed as its text, and one token for each unit of it."""
     seed = json.loads(request.content)["seed"]
     usage = {"prompt_tokens": 5, "completion_tokens": seed, "total_tokens": 5 + seed}
-    choice = {"index": 0, "message": {"content": f"text {seed}"}, "finish_reason": "stop"}
-    return json_answer(200, {"id": f"id {seed}", "created": seed, "choices": [choice], "usage": usage})
+    choice = {"index": 0, "delta": {"content": f"text {seed}"}, "finish_reason": "stop"}
+    return one_chunk(id=f"id {seed}", created=seed, choices=[choice], usage=usage)
 
 
 def event(value: Any) -> bytes:
@@ -80,7 +82,7 @@ def test_the_answers_are_joined_in_order_with_the_prompt_counted_once():
 def test_a_list_of_prompts_has_all_choices_of_each_in_turn():
     def two_prompts(request: httpx.Request) -> httpx.Response:
         seed = json.loads(request.content)["seed"]
-        return json_answer(200, {"choices": [{"index": prompt, "text": f"{prompt} {seed}"} for prompt in (0, 1)]})
+        return one_chunk(choices=[{"index": prompt, "text": f"{prompt} {seed}"} for prompt in (0, 1)])
 
     choices = ask(Behind(two_prompts), n=2).json()["choices"]
 
@@ -127,9 +129,11 @@ def test_a_stream_in_which_a_choice_fails_ends_with_the_error():
 def test_statistics_come_for_each_choice():
     def with_figures(request: httpx.Request) -> httpx.Response:
         seed = json.loads(request.content)["seed"]
-        return json_answer(200, {"choices": [{"index": 0}], "nvext": {"engine_data": seed}})
+        return one_chunk(choices=[{"index": 0}], nvext={"engine_data": {"seed": seed}})
 
-    assert ask(Behind(with_figures)).json()["nvext"] == {"choices": [{"engine_data": seed} for seed in (7, 8, 9)]}
+    assert ask(Behind(with_figures)).json()["nvext"] == {
+        "choices": [{"engine_data": {"seed": seed}} for seed in (7, 8, 9)]
+    }
 
 
 def test_each_choice_counts_as_a_request_of_its_tenant():

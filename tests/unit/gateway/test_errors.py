@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pipeline.gateway.errors import refusal_in_event, refusal_of, text_of_body
+from pipeline.gateway.errors import refusal_in_chunk, refusal_in_event, refusal_of, text_of_body
 
 SENTENCE = "max_tokens is -8; it must be at least 1"
 
@@ -82,11 +82,23 @@ def test_an_event_is_an_error_only_where_it_begins_with_one():
 @pytest.mark.parametrize(("status", "retry_after_s"), [(400, None), (503, 2)])
 def test_a_refusal_of_a_worker_is_found_and_text_of_the_model_is_none(status, retry_after_s):
     data = {"engine_data": {"refusal": {"status": status, "message": "busy: why" if status == 503 else "why"}}}
-    event = b"data: " + json.dumps({"choices": [], "nvext": data}, separators=(",", ":")).encode() + b"\n\n"
 
-    found = refusal_in_event(event, "id")
+    found = refusal_in_chunk({"choices": [], "nvext": data}, "id")
 
     assert found is not None
     assert (found.status, found.retry_after_s) == (status, retry_after_s)
-    text = {"choices": [{"text": event.decode()}]}
-    assert refusal_in_event(b"data: " + json.dumps(text, separators=(",", ":")).encode() + b"\n\n", "id") is None
+    assert refusal_in_chunk({"choices": [{"text": json.dumps(data), "finish_reason": "stop"}]}, "id") is None
+
+
+@pytest.mark.parametrize(
+    ("chunk", "status"),
+    [
+        ({"error": {"message": "why", "code": 500}}, 500),
+        ({"error": {"message": "why", "code": 422}}, 400),
+        ({"choices": [{"finish_reason": "content_filter"}]}, 500),
+    ],
+)
+def test_errors_of_the_front_end_and_faults_of_a_worker_are_found(chunk, status):
+    found = refusal_in_chunk(chunk, "id")
+    assert found is not None
+    assert found.status == status

@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from pipeline.gateway import forward
+from pipeline.gateway import front_end
 from pipeline.gateway.upstream import Unreachable
-from tests.unit.gateway.gateways import behind, events, json_answer, send
+from tests.unit.gateway.gateways import behind, events, json_answer, send, streamed
 
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HEAD = {"id": "chatcmpl-1", "created": 5, "model": "m", "object": "chat.completion.chunk", "system_fingerprint": None}
 DONE = b"data: [DONE]\n\n"
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -44,7 +44,7 @@ WHOLE = [
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "_RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(front_end, "_RETRY_PAUSE_S", 0.001)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
@@ -88,21 +88,48 @@ def test_the_choices_of_a_whole_chat_are_folded_each():
     assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize(
-    ("fields", "folds"),
-    [
-        ({}, True),
-        ({"tools": TOOLS, "tool_choice": "none"}, True),
-        ({"tools": TOOLS}, True),
-        ({"stream_options": {"include_usage": True}}, False),  # the front end refuses it
-        ({"stream": False}, True),
-    ],
+    "fields", [{}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": TOOLS}, {"stream": False}, {"stream": None}]
 )
-def test_whole_chats_are_asked_for_as_streams(fields, folds):
-    back = behind(lambda request: json_answer(200, {"a": 1}))
+def test_whole_responses_are_asked_for_as_streams(path, fields):
+    back = behind(lambda request: streamed(a=1))
 
-    assert send(back, "POST", CHAT, json={"model": "m", **fields}).json() == {"a": 1}
-    assert (back.body.get("stream") is True) == folds
+    assert send(back, "POST", path, json={"model": "m", **fields}).json()["a"] == 1
+    assert (back.body["stream"], back.body["stream_options"]) == (True, {"include_usage": True})
+
+
+def test_options_of_a_stream_without_one_are_left_to_the_front_end_which_refuses_them():
+    back = behind(lambda request: json_answer(400, {"message": "only with stream", "code": 400}))
+
+    assert send(back, "POST", CHAT, json={"model": "m", "stream_options": {"include_usage": True}}).status_code == 400
+    assert "stream" not in back.body
+
+
+def test_a_whole_completion_is_the_folded_stream():
+    def part(index: int, text: str, *tokens: str, **more: Any) -> dict[str, Any]:
+        values = {"tokens": list(tokens), "token_logprobs": [-1.0] * len(tokens), "top_logprobs": [], "text_offset": []}
+        return {"index": index, "text": text, "logprobs": values} | more
+
+    pieces = [
+        event(id="c-1", object="text_completion", choices=[part(1, "x", "x")], usage=None),
+        event(id="c-0", object="text_completion", choices=[part(0, "a", "a"), part(1, "", finish_reason="stop")]),
+        event(id="c-0", object="text_completion", choices=[part(0, "b", "b", finish_reason="length")], usage=None),
+        event(id="c", object="text_completion", choices=[], usage={"total_tokens": 7}),
+    ]
+    found = send(behind(lambda request: events(*pieces, DONE)), "POST", COMPLETIONS, json={"logprobs": 0}).json()
+
+    assert (found["id"], found["object"], found["usage"]) == ("c", "text_completion", {"total_tokens": 7})
+    assert [(each["index"], each["text"], each["finish_reason"]) for each in found["choices"]] == [
+        (0, "ab", "length"),
+        (1, "x", "stop"),
+    ]
+    assert found["choices"][0]["logprobs"] == {
+        "tokens": ["a", "b"],
+        "token_logprobs": [-1.0, -1.0],
+        "top_logprobs": [],
+        "text_offset": [0, 1],
+    }
 
 
 def test_parts_of_calls_are_joined():

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pipeline.gateway import http_app
+from pipeline.gateway import front_end
 from pipeline.gateway.spec import TRITON_KEY_HEADER
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.upstream import Unreachable
@@ -215,7 +215,7 @@ def test_an_error_in_a_stream_that_has_begun_is_its_last_event(last, sentence):
 
 
 def test_a_server_that_is_not_there_is_503_with_retry_after(monkeypatch):
-    monkeypatch.setattr(http_app, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(front_end, "_PATIENCE_S", 0.0)
 
     def refuse(request: httpx.Request) -> httpx.Response:
         raise Unreachable("refused")

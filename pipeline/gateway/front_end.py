@@ -1,0 +1,187 @@
+"""Requests to Dynamo's front end. The gateway requests every response as a stream.
+
+For a whole response the front end (1.4.2) runs the parser of tool calls even if the request has no tools, and turns a
+text such as `{"name": "Ann", "age": 7}` into a call. It also completes a call that `max_tokens` has cut, with wrong
+arguments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import anyio
+
+from pipeline.gateway.annotations import ENGINE_DATA, NAMESPACE, read_annotations
+from pipeline.gateway.bodies import Json, parse_json, write_json
+from pipeline.gateway.errors import refusal_in_chunk, refusal_of, text_of_body, text_of_json, unavailable, unknown_model
+from pipeline.gateway.event_stream import events, parsed
+from pipeline.gateway.forward import start_of
+from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.resumption import Resumption
+from pipeline.gateway.upstream import Onward, Transport, Unreachable
+
+# Time for which a request is retried while no worker can be reached.
+_PATIENCE_S = 20.0
+# Dynamo's messages if it has no worker, or cannot reach the chosen one because a dead worker is still listed. No worker
+# has received the request then. The first message also means that the chat template refuses the conversation, or that
+# the front end cannot run the template.
+_NO_WORKER = ("Failed to generate completions", "is not ready to serve requests yet", "No workers available")
+# Dynamo's messages if all workers that received the request have died. For requests with tools they can also mean that
+# a worker has refused the request, see `_reason_of`.
+_LOST_WORKER = ("Internal server error", "Service temporarily unavailable")
+# How often a request is sent again after that.
+_MAX_LOST = 2
+_RETRY_PAUSE_S = 0.1
+# Time limit for the request that finds the reason of a refusal.
+_REASON_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Onward):
+    """A request to the front end. is_served: whether the front end serves the requested model, so that 404 means that
+    it has no worker at the moment. renderer: template, without a body, of the request to the Triton model that reports
+    why the chat template refuses a conversation; None without a conversation. is_whole: whether the client receives the
+    stream as a whole response."""
+
+    is_served: bool = False
+    renderer: Onward | None = None
+    is_whole: bool = False
+
+
+class _Absent(Exception):
+    """No worker has received the request, and it may be sent again."""
+
+
+class _Lost(Exception):
+    """The response broke off or is an error, and may be complete if the request is sent again. refusal: the error."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+
+
+async def chunks_of(transport: Transport, asked: Asked) -> AsyncGenerator[Json | bytes, None]:
+    """Yield the chunks of the response, and events without JSON as they are. Sends the request again while the front
+    end cannot reach a worker, and after its workers or the front end have died. Raises Refusal."""
+    resumption, patient_until = Resumption(), anyio.current_time() + _PATIENCE_S
+    num_absent, num_lost, has_worker = 0, 0, False
+    while True:
+        try:
+            async with aclosing(_attempt(transport, asked, anyio.current_time() < patient_until)) as items:
+                # Nothing of an incomplete response is used if the client receives it as a whole.
+                async for item in _all_of(items) if asked.is_whole else items:
+                    rest = resumption.rest_of(item) if isinstance(item, dict) else item
+                    if rest is not None:
+                        yield rest
+            return
+        except Unreachable as error:
+            if anyio.current_time() >= patient_until:
+                raise unavailable() from error
+        except _Lost as lost:
+            num_lost += 1
+            reason = await _reason_of(transport, asked, lost.refusal)
+            if reason is not lost.refusal or num_lost > _MAX_LOST or not resumption.resume():
+                raise reason from lost
+            patient_until = anyio.current_time() + _PATIENCE_S
+        except _Absent:
+            num_absent += 1
+            # Two dead workers may fail the first two attempts; the front end then avoids them for a while.
+            if has_worker:
+                raise await _refusal_of_conversation(transport, asked) from None
+            if num_absent == 2:
+                has_worker = await _has_worker(transport, asked)
+        await anyio.sleep(_RETRY_PAUSE_S)
+
+
+async def _all_of(items: AsyncGenerator[Json | bytes, None]) -> AsyncGenerator[Json | bytes, None]:
+    for item in [item async for item in items]:
+        yield item
+
+
+async def _attempt(transport: Transport, asked: Asked, may_retry: bool) -> AsyncGenerator[Json | bytes, None]:
+    """Send a request and yield the response. Raises _Absent only if may_retry is true, Unreachable only before a
+    response, _Lost if it breaks off."""
+    async with transport(asked) as response:
+        try:
+            if response.status < 400:
+                async with aclosing(events(response.chunks)) as found:
+                    async for event in found:
+                        item = parsed(event)
+                        if isinstance(item, dict) and (refusal := refusal_in_chunk(item, asked.request_id)):
+                            raise _exception_of(refusal, text_of_json(item))
+                        yield item
+                return
+            text = text_of_body(await start_of(response.chunks))
+        except Unreachable as error:
+            raise _Lost(unavailable()) from error
+    is_absent = asked.is_served and response.status == 404  # without a worker, the front end has no model
+    if may_retry and (is_absent or any(words in text for words in _NO_WORKER)):
+        raise _Absent
+    if is_absent:
+        raise unavailable()
+    if response.status == 404:
+        raise unknown_model(str(parse_json(asked.body).get("model")))
+    raise _exception_of(refusal_of(response.status, text, asked.request_id), text)
+
+
+def _exception_of(refusal: Refusal, text: str) -> Refusal | _Lost:
+    """The exception for an error of the front end. refusal: for the client. text: the front end's message."""
+    return _Lost(refusal) if any(words in text for words in _LOST_WORKER) else refusal
+
+
+async def _has_worker(transport: Transport, asked: Asked) -> bool:
+    """Whether the front end answers a plain prompt, where it fails on a conversation. False without a conversation."""
+    if asked.renderer is None:
+        return False
+    body = {"model": parse_json(asked.body)["model"], "prompt": "a", "max_tokens": 1}
+    with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
+        async with transport(replace(asked, path="/v1/completions", body=write_json(body))) as response:
+            return response.status == 200
+    return False
+
+
+async def _refusal_of_conversation(transport: Transport, asked: Asked) -> Refusal:
+    """Refusal for a conversation that the front end cannot convert to a prompt. A request to Triton for one token
+    returns the reason, unless it is one of the front end's template engine only."""
+    assert asked.renderer is not None
+    body = parse_json(asked.body)
+    sent = {
+        "text_input": "",
+        "messages": json.dumps([_with_text(message) for message in body.get("messages") or ()]),
+        "max_tokens": 1,
+        "namespace": read_annotations(body["nvext"]["annotations"]).get(NAMESPACE, ""),
+    }
+    with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
+        async with transport(replace(asked.renderer, body=write_json(sent))) as response:
+            if response.status == 400:
+                return refusal_of(400, text_of_body(await start_of(response.chunks)), asked.request_id)
+    sentence = "the OpenAI front end cannot apply the chat template to these messages; its log says why under"
+    return Refusal(400, f"{sentence} {asked.request_id}")
+
+
+def _with_text(message: Any) -> Any:
+    """The message with its content parts joined to one text."""
+    parts = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        return message
+    return message | {"content": "\n".join(str(part.get("text")) for part in parts)}
+
+
+async def _reason_of(transport: Transport, asked: Asked, refusal: Refusal) -> Refusal:
+    """The worker's refusal of a request with tools, for which the front end reports an error without the reason. The
+    same request without tool calls returns the refusal in its first event."""
+    if refusal.status != 500 or not asked.is_served or b'"tools":' not in asked.body:
+        return refusal
+    body = parse_json(asked.body)
+    body |= {"tool_choice": "none", "nvext": body["nvext"] | {"extra_fields": [ENGINE_DATA]}}
+    with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
+        async with (
+            transport(replace(asked, body=write_json(body))) as response,
+            aclosing(events(response.chunks)) as found,
+        ):
+            item = parsed(await anext(found, b""))
+            return (refusal_in_chunk(item, asked.request_id) if isinstance(item, dict) else None) or refusal
+    return refusal

@@ -1,0 +1,135 @@
+"""Responses to OpenAI requests: forwards the requests of all choices, and sends one response to the client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import anyio
+
+from pipeline.gateway.bodies import Json, Receive, write_json
+from pipeline.gateway.event_stream import END, event_of
+from pipeline.gateway.folding import folded
+from pipeline.gateway.forward import STREAM_HEADERS, late, until_disconnect
+from pipeline.gateway.front_end import Asked, chunks_of
+from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.response_writer import JSON, ResponseWriter
+from pipeline.gateway.rewriting import Rewrite
+from pipeline.gateway.upstream import Transport
+
+_EXTENSION = "nvext"
+
+
+async def forward_openai(
+    transport: Transport, asked: Sequence[Asked], receive: Receive, answer: ResponseWriter, rewrites: Sequence[Rewrite]
+) -> None:
+    """Forward the requests of all choices and send the response. If one request fails or the client disconnects, cancel
+    all."""
+    output = _Output(answer, len(asked), rewrites, asked[0].is_whole)
+    refusals: list[Refusal] = []
+    async with until_disconnect(receive):
+        async with anyio.create_task_group() as tasks:
+
+            async def run(number: int) -> None:
+                try:
+                    with anyio.fail_after(asked[number].timeout_s):
+                        async with aclosing(chunks_of(transport, asked[number])) as chunks:
+                            async for chunk in chunks:
+                                await output.add(number, chunk)
+                    return
+                except TimeoutError:
+                    refusals.append(late(asked[number]))
+                except Refusal as refusal:
+                    refusals.append(refusal)
+                tasks.cancel_scope.cancel()
+
+            for number in range(len(asked)):
+                tasks.start_soon(run, number)
+        if refusals:
+            await answer.refuse(refusals[0])
+        else:
+            await output.finish()
+
+
+class _Output:
+    """The response to the client, of one choice or joined from several."""
+
+    def __init__(self, answer: ResponseWriter, num_choices: int, rewrites: Sequence[Rewrite], is_whole: bool) -> None:
+        self._answer = answer
+        self._rewrites = rewrites
+        self._is_whole = is_whole
+        self._is_single = num_choices == 1
+        # Chunks of each choice for a whole response.
+        self._chunks: list[list[Json]] = [[] for _ in range(num_choices)]
+        self._usages: list[Json] = []
+        self._head: Json = {}
+        self._is_started = False
+        # Choices write concurrently, and the first must have sent the headers before another sends an event.
+        self._lock = anyio.Lock()
+
+    async def add(self, number: int, chunk: Json | bytes) -> None:
+        """Add a chunk of a choice, or an event without JSON."""
+        if isinstance(chunk, bytes):
+            if not self._is_whole and (self._is_single or chunk != END):
+                await self._send(chunk)
+            return
+        if not self._is_single:
+            chunk = self._renumbered(chunk, number)
+        for rewrite in self._rewrites:
+            chunk = rewrite(chunk)
+        if self._is_whole:
+            self._chunks[number].append(chunk)
+        elif not self._is_single and not chunk.get("choices") and chunk.get("usage"):
+            self._usages.append(chunk)
+        else:
+            await self._send(event_of(chunk))
+
+    async def finish(self) -> None:
+        """End the response after the end of all choices."""
+        if self._is_whole:
+            bodies = list(map(folded, self._chunks))
+            await self._answer.send(write_json(bodies[0] if self._is_single else _joined(bodies)), JSON)
+            return
+        if self._usages:
+            usage = joined_usage([chunk["usage"] for chunk in self._usages])
+            await self._send(event_of(self._usages[0] | {"usage": usage}))
+        await self._send(b"" if self._is_single else END)
+        await self._answer.end()
+
+    async def _send(self, event: bytes) -> None:
+        async with self._lock:
+            if not self._is_started:
+                self._is_started = True
+                await self._answer.start(200, STREAM_HEADERS, is_stream=True)
+            await self._answer.piece(event)
+
+    def _renumbered(self, chunk: Json, number: int) -> Json:
+        """Set the common id and the choices' indices in a chunk. For several prompts, the indices of each prompt's
+        choices are consecutive."""
+        if not self._head:
+            self._head = {name: chunk[name] for name in ("id", "created") if name in chunk}
+        choices = chunk.get("choices") or []
+        choices = [choice | {"index": choice.get("index", 0) * len(self._chunks) + number} for choice in choices]
+        return chunk | self._head | {"choices": choices}
+
+
+def _joined(bodies: Sequence[Json]) -> Json:
+    """The whole response of all choices."""
+    choices = sorted((choice for body in bodies for choice in body["choices"]), key=lambda choice: choice["index"])
+    whole = bodies[0] | {"choices": choices}
+    if all(body.get("usage") for body in bodies):
+        whole["usage"] = joined_usage([body["usage"] for body in bodies])
+    if any(_EXTENSION in body for body in bodies):
+        whole[_EXTENSION] = {"choices": [body.get(_EXTENSION) for body in bodies]}
+    return whole
+
+
+def joined_usage(usages: Sequence[Mapping[str, Any]]) -> Json:
+    """Usage of all choices. Output tokens are summed; the prompt counts once, as in OpenAI's API."""
+    details = [usage.get("completion_tokens_details") or {} for usage in usages]
+    num_tokens = sum(usage["completion_tokens"] for usage in usages)
+    joined = {**usages[0], "completion_tokens": num_tokens, "total_tokens": usages[0]["prompt_tokens"] + num_tokens}
+    if names := dict.fromkeys(name for each in details for name in each):
+        joined["completion_tokens_details"] = {name: sum(each.get(name) or 0 for each in details) for name in names}
+    return joined

@@ -1,0 +1,41 @@
+"""Responses of Triton: clients get their own request ids back, and all else as it was."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from pipeline.gateway.upstream import HEADER_LENGTH
+from tests.unit.gateway.gateways import INFER, STREAM, Pieces, api_key, behind, events, send, spec_of
+
+SPEC, HEADERS = spec_of(api_key("alice")), {"x-api-key": "alice"}
+
+
+@pytest.mark.parametrize("tensors", [b"", b'\x00"id":"alice/x'])
+def test_a_client_gets_its_own_id_back_and_all_else_as_it_was(tensors: bytes) -> None:
+    sent, shown = (b'{"a":"\\"id\\":\\"alice/","id":"%s","b":NaN}' % name for name in (b"alice/mine", b"mine"))
+    headers = {"content-type": "application/json"} | ({HEADER_LENGTH: str(len(sent))} if tensors else {})
+    back = behind(lambda request: httpx.Response(200, headers=headers, stream=Pieces(sent[:20], sent[20:] + tensors)))
+
+    answer = send(back, "POST", INFER, SPEC, json={"inputs": []}, headers=HEADERS)
+
+    assert answer.content == shown + tensors
+    assert answer.headers["content-length"] == str(len(shown + tensors))
+    assert answer.headers.get(HEADER_LENGTH) == (str(len(shown)) if tensors else None)
+
+
+def test_each_event_of_a_stream_has_the_clients_own_id() -> None:
+    event = b'data: {"id":"alice/mine","text_output":"alice/"}\n\n'
+    back = behind(lambda request: events(event, event + event, event[:9], event[9:]))
+
+    answer = send(back, "POST", STREAM, SPEC, json={"text_input": "a"}, headers=HEADERS)
+
+    assert answer.content == 4 * b'data: {"id":"mine","text_output":"alice/"}\n\n'
+
+
+def test_an_event_that_is_too_long_to_be_held_arrives_in_parts() -> None:
+    event = b'data: {"text_output":"' + 3_000_000 * b"a" + b'"}\n\n'
+    pieces = (event[place : place + 65536] for place in range(0, len(event), 65536))
+    back = behind(lambda request: events(*pieces))
+
+    assert send(back, "POST", STREAM, json={"text_input": "a"}).content == event
