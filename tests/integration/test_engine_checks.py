@@ -15,6 +15,7 @@ from pipeline.bench.validation.engine_checks import CheckOptions, run_checks
 from pipeline.bench.validation.validation_report import write_engine_report
 from pipeline.config.places import Places
 from pipeline.engine.torch import engine
+from pipeline.engine.torch.lean.tables import norm_table
 
 
 def test_all_checks_pass_on_a_cpu_and_the_report_holds_what_they_found(where: Places, tmp_path: Path) -> None:
@@ -58,9 +59,9 @@ def test_wrong_weights_fail_although_the_engine_agrees_with_itself(where: Places
 
     def damaged(*args: Any) -> Any:
         found = opened(*args)
-        norms = found.engine._runner._tensors["input_norm"].copy()
-        found.engine._runner._tensors["input_norm"] = np.ascontiguousarray(norms[:, ::-1]) * 3
-        found.engine._runner._norms = found.engine._runner._norm_table()
+        norms = found.engine._tensors["input_norm"].copy()
+        found.engine._tensors["input_norm"] = np.ascontiguousarray(norms[:, ::-1]) * 3
+        found.engine._norms = norm_table(found.engine._tensors, len(norms))
         return found
 
     monkeypatch.setattr(engine_checks, "_open_model", damaged)

@@ -8,14 +8,14 @@ from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.parallel import ParallelEngine
-from pipeline.engine.torch.lean.plan import read_plan
+from pipeline.engine.torch.lean.plan import WEIGHTS, read_plan
+from pipeline.engine.torch.lean.weights import map_weights
 from pipeline.engine.torch.slots import SlotEngine
-from pipeline.errors import BuildError
 
 
 def load_engine(artifact: Artifact) -> SlotEngine | ParallelEngine:
     """Load the weights and allocate the KV cache. With engine.lookahead_parallel or model.parallelism.tensor, start
-    further processes, which end with this one. Raises BuildError if the device is missing."""
+    further processes, which end with this one. Raises BuildError if the KV cache does not fit into memory."""
     _, num_ranks = artifact.resolved.ranks
     if num_ranks == 1:
         return load_rank(artifact, 0, num_threads(artifact.resolved.profile.server.replicas))
@@ -27,8 +27,6 @@ def load_engine(artifact: Artifact) -> SlotEngine | ParallelEngine:
 def load_rank(artifact: Artifact, rank: int, num_threads: int) -> SlotEngine:
     """Load the engine of one process. rank: also the number of its CUDA device. num_threads: of a pass on the CPU. With
     tensor parallelism all ranks must load at the same time."""
-    if artifact.resolved.device == "cuda":
-        _require_cuda(artifact)
     warm_up()
     plan = read_plan(artifact.engine_dir)
     if plan is None:
@@ -39,17 +37,8 @@ def load_rank(artifact: Artifact, rank: int, num_threads: int) -> SlotEngine:
         plan = plan.model_copy(update={"windows": (0,) * plan.num_layers})
     from pipeline.engine.torch.lean.engine import LeanEngine
 
-    return LeanEngine(artifact.engine_dir, plan, limits_of(artifact, plan.vocab_size), num_threads)
-
-
-def _require_cuda(artifact: Artifact) -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise BuildError(
-            f"the engine in {artifact.folder} was built for CUDA and no CUDA device is available here; "
-            "build it again with --set device=cpu"
-        )
+    tensors = map_weights(artifact.engine_dir / WEIGHTS)
+    return LeanEngine(plan, tensors, limits_of(artifact, plan.vocab_size), num_threads)
 
 
 def limits_of(artifact: Artifact, vocab_size: int) -> EngineLimits:

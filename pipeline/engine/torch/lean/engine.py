@@ -2,42 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.decoding.compile_cache import is_complete
 from pipeline.decoding.tree import DraftTree, IntArray, ancestor_mask
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.lean import tables
-from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, max_task_rows, task_rows
-from pipeline.engine.torch.lean.crew import Crew
+from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, max_task_rows, scratch_floats, task_rows
+from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew
+from pipeline.engine.torch.lean.forward import num_counters, run_pass
 from pipeline.engine.torch.lean.kv_cache import LeanCache
-from pipeline.engine.torch.lean.node_logits import LeanLogits
-from pipeline.engine.torch.lean.plan import WEIGHTS, LeanPlan
-from pipeline.engine.torch.lean.runner import Runner
-from pipeline.engine.torch.lean.tables import Floats
+from pipeline.engine.torch.lean.node_logits import BLOCK, LeanLogits
+from pipeline.engine.torch.lean.plan import Kind, LeanPlan
+from pipeline.engine.torch.lean.tables import Array, Floats, Longs, aligned
+from pipeline.engine.torch.lean.tiles import HAS_BF16, MAX_BLOCKS
 from pipeline.engine.torch.lean.vectors import LANES
 from pipeline.engine.torch.lean.warm_up import warm_up_pass
-from pipeline.engine.torch.lean.weights import map_weights
+from pipeline.engine.torch.lean.weights import as_float32
 from pipeline.engine.torch.slots import Segment, SlotEngine
+
+_BFLOAT16_ONE = 0x3F80
+_KINDS: dict[Kind, int] = {"float32": tables.FLOAT32, "bfloat16": tables.BFLOAT16, "int8": tables.INT8}
 
 
 class LeanEngine(SlotEngine):
     """Implements `pipeline.engine.contract.Engine`. The bits of a row do not depend on other rows of the pass."""
 
-    def __init__(self, folder: Path, plan: LeanPlan, limits: EngineLimits, num_threads: int) -> None:
-        """folder: output of `layout.save_lean`. plan: from its file. Raises BuildError if the engine is damaged or the
-        KV cache does not fit into memory."""
-        self._plan, self._num_threads = plan, num_threads
+    def __init__(self, plan: LeanPlan, tensors: Mapping[str, Array], limits: EngineLimits, num_threads: int) -> None:
+        """plan, tensors: from the files of `layout.save_lean`. Raises BuildError if the KV cache does not fit into
+        memory."""
+        self._plan, self._tensors = plan, tensors
         num_slots = slots_for(limits.max_batch_size)
         self._cache = LeanCache(plan, num_slots, limits.max_seq_len)
         super().__init__(limits, self._cache, num_slots)
         if num_threads > 1 and not is_complete():
             warm_up_pass()  # in one thread: numba fails if several threads compile a loop at its first call
-        self._runner = Runner(plan, map_weights(folder / WEIGHTS), self._cache, limits, Crew(num_threads))
+        self._crew = Crew(num_threads)
+        self._matrices = tables.matrix_table(tensors, plan.num_layers)
+        self._norms = tables.norm_table(tensors, plan.num_layers)
+        self._windows = np.asarray(plan.windows, np.int64)
+        frequencies = tensors["inverse_frequencies"][: plan.head_dim // 2]
+        self._rotation = _rotation(frequencies, limits.max_seq_len, plan.rotary_scale)
+        self._zeros = aligned((self._matrices[:, tables.NUM_BLOCKS].max() * LANES,), np.float32)
+        self._scratch = self._make_scratch()
+        self._counters = aligned((num_counters(plan.num_layers) * COUNTER_BYTES // 8,), np.int64)
+        self._sizes = np.zeros(tables.NUM_SIZES, np.int64)
+        self._sizes[: tables.NUM_ROWS] = (
+            _KINDS[plan.kind],
+            num_threads,
+            plan.num_layers,
+            plan.hidden_size,
+            plan.num_heads,
+            plan.num_kv_heads,
+            plan.head_dim,
+            plan.intermediate_size,
+            tensors["final_norm"].ctypes.data,
+        )
+        # Buffers of at least _num_kept rows, kept between passes, and the table of their addresses and bytes per row.
+        self._kept: dict[int, Array] = {}
+        self._num_kept = 0
+        self._buffers = np.zeros((tables.NONE + 1, 2), np.int64)
 
     def _compute(self, segments: Sequence[Segment], wanted: IntArray) -> LeanLogits:
         rows = np.empty((sum(each.length for each in segments), 3), np.int64)
@@ -55,12 +83,12 @@ class LeanEngine(SlotEngine):
                     mask = _mask(count - len(each.tree), each.tree, cached % LANES)
                     masks.append(mask.ravel())
                     width = mask.shape[1]
-                size = task_rows(count, group, num_kv_heads, self._num_threads)
+                size = task_rows(count, group, num_kv_heads, self._crew.num_threads)
                 table.append((start, count, cached, each.slot.index, is_chain, mask_place, width, size, num_tasks))
                 mask_place += count * width
                 num_tasks += -(-count // size) * num_kv_heads
         table.append((*[0] * (NUM_SEGMENT_FIELDS - 1), num_tasks))
-        logits, maxima = self._runner.run(
+        logits, maxima = self._run(
             np.concatenate([each.token_ids for each in segments]),
             rows,
             np.asarray(table, np.int64),
@@ -70,8 +98,86 @@ class LeanEngine(SlotEngine):
         return LeanLogits(logits, maxima, self.limits.vocab_size)
 
     def multiply(self, num_rows: int) -> None:
-        """Compute only the matrices of a pass over `num_rows` rows, for measurements."""
-        self._runner.multiply(num_rows)
+        """Compute only the matrices of a pass over `num_rows` rows and all their logits, for measurements."""
+        none = np.zeros((0, 3), np.int64)
+        token_ids, wanted = np.zeros(num_rows, np.int32), np.arange(num_rows)
+        self._run(token_ids, none, none, np.zeros(0, np.float32), wanted, matrices_only=True)
+
+    def _run(
+        self,
+        token_ids: npt.NDArray[np.int32],
+        rows: Longs,
+        segments: Longs,
+        masks: Floats,
+        wanted: Longs,
+        matrices_only: bool = False,
+    ) -> tuple[Floats, Floats]:
+        """Run one pass. token_ids: [rows]; for the other arguments see `run_pass`. Returns [wanted, padded vocabulary]
+        logits, -inf after the vocabulary, and [wanted, blocks] the maximum of each `BLOCK` of them."""
+        if len(token_ids) > self._num_kept:
+            self._grow_buffers(len(token_ids))
+        if not matrices_only:
+            self._embed(token_ids)
+        width = self._matrices[-1, tables.NUM_BLOCKS] * LANES
+        logits = aligned((len(wanted), width), np.float32, np.empty)
+        maxima = np.empty((len(wanted), -(-width // BLOCK)), np.float32)
+        for place, array in ((tables.LOGITS, logits), (tables.MAXIMA, maxima)):
+            self._buffers[place] = array.ctypes.data, array.shape[1] * 4
+        self._sizes[tables.NUM_ROWS :] = len(token_ids), len(wanted), matrices_only
+        self._counters[:] = 0
+        model = self._plan.epsilon, self._matrices, self._norms, self._windows
+        context = self._rotation, self._cache.table
+        of_pass = rows, segments, masks, wanted, self._scratch, self._counters
+        arguments = (self._sizes, *model, self._buffers, *context, *of_pass)
+        self._crew.run(lambda thread, turn: run_pass(thread, turn, *arguments))
+        return logits, maxima
+
+    def _make_scratch(self) -> Floats:
+        """[thread, floats] scratch memory. Each thread's part begins with a block of ones and one of zeros."""
+        size = scratch_floats(self._plan.group_size, self.limits.max_seq_len, self._plan.head_dim)
+        scratch = aligned((self._crew.num_threads, -(-size // LANES) * LANES), np.float32)
+        ones = scratch[:, : LANES * MAX_BLOCKS]
+        if self._cache.keys.dtype == np.float32:
+            ones[:] = 1
+        else:
+            ones.view(np.uint16)[:] = _BFLOAT16_ONE
+        return scratch
+
+    def _grow_buffers(self, num_rows: int) -> None:
+        """Allocate buffers of at least num_rows rows."""
+        self._num_kept = max(num_rows, min(2 * self._num_kept, self.limits.max_num_tokens))
+        hidden = self._tensors["final_norm"].shape[-1]
+        inner = -(-self._plan.intermediate_size // LANES) * LANES
+        heads = -(-self._plan.num_heads * self._plan.head_dim // LANES) * LANES
+        packed: type = np.uint8
+        if self._plan.kind == "bfloat16":
+            packed = np.uint16 if HAS_BF16 else np.float32
+        widths = {
+            tables.X: (hidden, np.float32),
+            tables.H: (hidden, np.float32),
+            tables.BYTES: (max(hidden, heads), packed),
+            tables.ROW_SCALE: (1, np.float32),
+            tables.QKV_OUT: (self._matrices[tables.QKV, tables.NUM_BLOCKS] * LANES, np.float32),
+            tables.ATTENDED: (heads, np.float32),
+            tables.GATE_UP_OUT: (self._matrices[tables.GATE_UP, tables.NUM_BLOCKS] * LANES, np.float32),
+            tables.GATED: (inner, np.float32),
+            tables.GATED_BYTES: (inner, packed),
+        }
+        self._kept = {place: aligned((self._num_kept, width), kind) for place, (width, kind) in widths.items()}
+        for place, array in self._kept.items():
+            self._buffers[place] = array.ctypes.data, array.strides[0]
+        self._buffers[tables.ZEROS] = self._zeros.ctypes.data, 0
+
+    def _embed(self, token_ids: npt.NDArray[np.int32]) -> None:
+        """Copy rows of the embedding into the buffer X."""
+        target = self._kept[tables.X][: len(token_ids)]
+        if not self._plan.tied:
+            target[:] = as_float32(self._tensors["embedding"][token_ids, : target.shape[1]])
+            return
+        weight = self._tensors["head.weight"]
+        target[:] = as_float32(weight[token_ids // LANES, :, token_ids % LANES]).reshape(len(token_ids), -1)
+        if self._plan.kind == "int8":
+            target *= self._tensors["head.scale"][token_ids, None]
 
 
 def _parts(num_pending: int, tree: DraftTree, max_rows: int) -> list[tuple[int, int, bool]]:
@@ -96,3 +202,10 @@ def _mask(num_pending: int, tree: DraftTree, skipped: int) -> Floats:
     mask[:, :skipped] = 0
     mask[:, skipped : skipped + count][visible] = 0
     return mask
+
+
+def _rotation(inverse_frequencies: Array, num_positions: int, scale: float) -> Floats:
+    """[2, position, head_dim / 2] cosines and sines."""
+    angles = np.arange(num_positions, dtype=np.float32)[:, None] * inverse_frequencies[None, :]
+    result: Floats = np.stack([np.cos(angles), np.sin(angles)]) * np.float32(scale)
+    return result

@@ -43,7 +43,8 @@ def run_pass(
     scratch: Floats,
     counters: Longs,
 ) -> None:
-    """One thread's part of a pass. Does nothing if the pass is closed.
+    """One thread's part of a pass. Does nothing if the pass is closed. With MATRICES_ONLY in `sizes` it computes only
+    the matrices, over what the buffers hold, as the lower bound of a pass's time.
 
     turn: see `crew`. sizes, matrices, norms, buffers, rows: by the columns in `tables`. windows: [layer] sliding
     window, 0 for none. rotation: [2, position, head_dim / 2] cosines and sines. cache: see `tables`. segments, masks,
@@ -52,7 +53,7 @@ def run_pass(
     if not enters(turn):
         return
     num_rows = sizes[tables.NUM_ROWS]
-    is_packed = sizes[tables.KIND] != tables.FLOAT32
+    is_packed, is_whole = sizes[tables.KIND] != tables.FLOAT32, not sizes[tables.MATRICES_ONLY]
     h = buffers[tables.BYTES] if is_packed else buffers[tables.H]
     attended = buffers[tables.BYTES] if is_packed else buffers[tables.ATTENDED]
     gated = buffers[tables.GATED_BYTES] if is_packed else buffers[tables.GATED]
@@ -60,68 +61,44 @@ def run_pass(
     counter = counters.ctypes.data
     for layer in range(sizes[tables.NUM_LAYERS]):
         table = matrices[tables.NUM_MATRICES * layer : tables.NUM_MATRICES * (layer + 1)]
-        counter = norm_rows(sizes, epsilon, norms[layer, tables.INPUT_NORM], buffers, num_rows, wanted[:0], counter)
+        if is_whole:
+            counter = norm_rows(sizes, epsilon, norms[layer, tables.INPUT_NORM], buffers, num_rows, wanted[:0], counter)
         counter = multiply(
             sizes, table[tables.QKV], buffers, h, zeros, buffers[tables.QKV_OUT], none, num_rows, counter
         )
-        counter = rotate_rows(sizes, epsilon, layer, norms[layer], buffers, rotation, cache, rows, counter)
-        counter = attend(
-            thread,
-            layer,
-            windows[layer],
-            sizes[tables.NUM_HEADS] // sizes[tables.NUM_KV_HEADS],
-            sizes[tables.NUM_KV_HEADS],
-            sizes[tables.HEAD_DIM],
-            buffers[tables.QKV_OUT],
-            buffers[tables.ATTENDED],
-            cache,
-            rows,
-            segments,
-            masks,
-            scratch,
-            counter,
-        )
-        if is_packed:
-            counter = pack_rows(sizes, buffers, counter)
+        if is_whole:
+            counter = rotate_rows(sizes, epsilon, layer, norms[layer], buffers, rotation, cache, rows, counter)
+            counter = attend(
+                thread,
+                layer,
+                windows[layer],
+                sizes[tables.NUM_HEADS] // sizes[tables.NUM_KV_HEADS],
+                sizes[tables.NUM_KV_HEADS],
+                sizes[tables.HEAD_DIM],
+                buffers[tables.QKV_OUT],
+                buffers[tables.ATTENDED],
+                cache,
+                rows,
+                segments,
+                masks,
+                scratch,
+                counter,
+            )
+            if is_packed:
+                counter = pack_rows(sizes, buffers, counter)
         counter = multiply(sizes, table[tables.OUTPUT], buffers, attended, x, x, none, num_rows, counter)
-        counter = norm_rows(sizes, epsilon, norms[layer, tables.POST_NORM], buffers, num_rows, wanted[:0], counter)
+        if is_whole:
+            counter = norm_rows(sizes, epsilon, norms[layer, tables.POST_NORM], buffers, num_rows, wanted[:0], counter)
         counter = multiply(
             sizes, table[tables.GATE_UP], buffers, h, zeros, buffers[tables.GATE_UP_OUT], none, num_rows, counter
         )
-        counter = gate_rows(sizes, buffers, counter)
+        if is_whole:
+            counter = gate_rows(sizes, buffers, counter)
         counter = multiply(sizes, table[tables.DOWN], buffers, gated, x, x, none, num_rows, counter)
     num_wanted = sizes[tables.NUM_WANTED]
     if num_wanted:
-        counter = norm_rows(sizes, epsilon, sizes[tables.FINAL_NORM], buffers, num_wanted, wanted, counter)
+        if is_whole:
+            counter = norm_rows(sizes, epsilon, sizes[tables.FINAL_NORM], buffers, num_wanted, wanted, counter)
         head = matrices[tables.NUM_MATRICES * sizes[tables.NUM_LAYERS]]
         multiply(sizes, head, buffers, h, zeros, buffers[tables.LOGITS], buffers[tables.MAXIMA], num_wanted, counter)
-    leaves(thread, turn)
-
-
-@kernel
-def multiply_all(thread: int, turn: Turn, sizes: Longs, matrices: Longs, buffers: Longs, counters: Longs) -> None:
-    """One thread's part of the matrices of a pass alone, as the lower bound of a pass's time. For the arguments see
-    `run_pass`. The content of the buffers does not matter."""
-    if not enters(turn):
-        return
-    is_packed = sizes[tables.KIND] != tables.FLOAT32
-    h = buffers[tables.BYTES] if is_packed else buffers[tables.H]
-    attended = buffers[tables.BYTES] if is_packed else buffers[tables.ATTENDED]
-    gated = buffers[tables.GATED_BYTES] if is_packed else buffers[tables.GATED]
-    # The results are not added to X, whose values would grow with every call.
-    zeros, none = buffers[tables.ZEROS], buffers[tables.NONE]
-    beside = buffers[tables.H] if is_packed else buffers[tables.X]
-    num_rows, counter = sizes[tables.NUM_ROWS], counters.ctypes.data
-    for layer in range(sizes[tables.NUM_LAYERS]):
-        table = matrices[tables.NUM_MATRICES * layer : tables.NUM_MATRICES * (layer + 1)]
-        counter = multiply(
-            sizes, table[tables.QKV], buffers, h, zeros, buffers[tables.QKV_OUT], none, num_rows, counter
-        )
-        counter = multiply(sizes, table[tables.OUTPUT], buffers, attended, zeros, beside, none, num_rows, counter)
-        counter = multiply(
-            sizes, table[tables.GATE_UP], buffers, h, zeros, buffers[tables.GATE_UP_OUT], none, num_rows, counter
-        )
-        counter = multiply(sizes, table[tables.DOWN], buffers, gated, zeros, beside, none, num_rows, counter)
-    head = matrices[tables.NUM_MATRICES * sizes[tables.NUM_LAYERS]]
-    multiply(sizes, head, buffers, h, zeros, buffers[tables.LOGITS], none, sizes[tables.NUM_WANTED], counter)
     leaves(thread, turn)

@@ -10,8 +10,8 @@ import numpy as np
 from pipeline.engine.memory import available_bytes
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.cache_entries import Entries, move_places
-from pipeline.engine.torch.lean.memory import aligned
 from pipeline.engine.torch.lean.plan import LeanPlan, cache_entry_bytes
+from pipeline.engine.torch.lean.tables import aligned
 from pipeline.engine.torch.lean.vectors import LANES
 from pipeline.engine.torch.slots import require_cache_memory
 

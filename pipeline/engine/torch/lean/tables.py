@@ -1,12 +1,19 @@
-"""Column numbers of the tables that compiled code receives: sizes of a model, and addresses of its arrays."""
+"""Tables that compiled code receives, with sizes of a model and addresses of its arrays: numbers of their columns, and
+functions that make them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Longs = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
+# Bytes of a vector and of a cache line.
+ALIGNMENT = 64
 
 # Kinds of weights.
 FLOAT32, INT8, BFLOAT16 = range(3)
@@ -23,8 +30,9 @@ FLOAT32, INT8, BFLOAT16 = range(3)
     FINAL_NORM,
     NUM_ROWS,
     NUM_WANTED,
+    MATRICES_ONLY,
     NUM_SIZES,
-) = range(12)
+) = range(13)
 # Columns of `matrices`: one row for each of QKV, OUTPUT, GATE_UP and DOWN of every layer, then the output layer.
 WEIGHT, NUM_BLOCKS, BLOCK_BYTES, STEPS, START, SCALE, BIAS, NUM_FIELDS = range(8)
 QKV, OUTPUT, GATE_UP, DOWN, NUM_MATRICES = range(5)
@@ -38,3 +46,38 @@ KEYS, VALUES = range(2)
 CACHE_ADDRESS, CACHE_ENTRY, CACHE_LAYER, CACHE_SLOT, CACHE_HEAD, CACHE_BLOCK, NUM_CACHE_FIELDS = range(7)
 # Columns of `rows`.
 ROW_SLOT, ROW_POSITION, ROW_PLACE = range(3)
+
+
+def aligned(shape: tuple[int, ...], kind: Any, allocate: Callable[[int, Any], Array] = np.zeros) -> Array:
+    """An array that begins at a cache line, because a vector that crosses two lines takes two loads. allocate: np.zeros
+    or np.empty."""
+    num_bytes = int(np.prod(shape)) * np.dtype(kind).itemsize
+    memory = allocate(num_bytes + ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % ALIGNMENT
+    result: Array = memory[first : first + num_bytes].view(kind).reshape(shape)
+    return result
+
+
+def matrix_table(tensors: Mapping[str, Array], num_layers: int) -> Longs:
+    """The table `matrices`. tensors: of the weights' file."""
+    places: list[tuple[str, Any]] = [
+        (name, layer) for layer in range(num_layers) for name in ("qkv", "output", "gate_up", "down")
+    ]
+    table = np.zeros((len(places) + 1, NUM_FIELDS), np.int64)
+    for entry, (name, place) in zip(table, [*places, ("head", ...)], strict=True):
+        weight = tensors[f"{name}.weight"][place]
+        entry[WEIGHT], entry[BLOCK_BYTES] = weight.ctypes.data, weight[0].nbytes
+        entry[NUM_BLOCKS], entry[STEPS] = weight.shape[:2]
+        for column, field in ((START, "start"), (SCALE, "scale"), (BIAS, "bias")):
+            if (values := tensors.get(f"{name}.{field}")) is not None:
+                entry[column] = values[place].ctypes.data
+    return table
+
+
+def norm_table(tensors: Mapping[str, Array], num_layers: int) -> Longs:
+    """The table `norms`."""
+    table = np.zeros((num_layers, NUM_NORMS), np.int64)
+    for column, name in enumerate(("input_norm", "post_norm", "q_norm", "k_norm")):
+        if name in tensors:
+            table[:, column] = [weights.ctypes.data for weights in tensors[name]]
+    return table

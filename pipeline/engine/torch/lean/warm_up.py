@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.engine.contract import EngineLimits
-from pipeline.engine.torch.lean.attention import FIRST_TASK, IS_CHAIN, LENGTH, NUM_SEGMENT_FIELDS, TASK_ROWS
-from pipeline.engine.torch.lean.crew import Crew
+from pipeline.decoding.tree import DraftTree
+from pipeline.engine.contract import EngineLimits, VerifyItem
 from pipeline.engine.torch.lean.kv_cache import LeanCache
-from pipeline.engine.torch.lean.node_logits import LeanLogits
 from pipeline.engine.torch.lean.plan import LeanPlan
-from pipeline.engine.torch.lean.runner import Runner
 from pipeline.engine.torch.lean.vectors import LANES
 
 # The smallest possible model: one layer with one head, all of a vector's width.
@@ -32,11 +29,13 @@ _PLAN = LeanPlan(
     head_norms=False,
     windows=(0,),
 )
-_LIMITS = EngineLimits(max_batch_size=1, max_seq_len=LANES, max_num_tokens=1, max_draft_tokens=0, vocab_size=LANES)
+_LIMITS = EngineLimits(max_batch_size=1, max_seq_len=LANES, max_num_tokens=3, max_draft_tokens=2, vocab_size=LANES)
 
 
 def warm_up_pass() -> None:
-    """Compute one token with weights of zero. One compiled pass serves all models and all kinds of weights."""
+    """Compute one step with weights of zero. One compiled pass serves all models and all kinds of weights."""
+    from pipeline.engine.torch.lean.engine import LeanEngine  # imports this module
+
     tensors: dict[str, npt.NDArray[Any]] = {
         "inverse_frequencies": np.ones(LANES // 2, np.float32),
         "embedding": np.ones((LANES, LANES), np.float32),
@@ -49,15 +48,10 @@ def warm_up_pass() -> None:
     for name, num_blocks in (("qkv", 3), ("output", 1), ("gate_up", 2), ("down", 1)):
         tensors[f"{name}.weight"] = np.zeros((1, num_blocks, LANES, LANES, 1), np.float32)
         tensors[f"{name}.bias"] = np.zeros((1, num_blocks * LANES), np.float32)
-    cache = LeanCache(_PLAN, 1, LANES)
-    runner = Runner(_PLAN, tensors, cache, _LIMITS, Crew(1))
-    segments = np.zeros((2, NUM_SEGMENT_FIELDS), np.int64)
-    segments[0, [LENGTH, IS_CHAIN, TASK_ROWS]] = 1
-    segments[1, FIRST_TASK] = 1  # number of tasks
-    logits, maxima = runner.run(
-        np.zeros(1, np.int32), np.zeros((1, 3), np.int64), segments, np.zeros(0, np.float32), np.zeros(1, np.int64)
-    )
-    runner.multiply(1)
-    LeanLogits(logits, maxima, LANES).top_k(slice(1), 1)
-    cache.move_path(0, 0, [1])
+    engine = LeanEngine(_PLAN, tensors, _LIMITS, 1)
+    sequence = engine.open(np.zeros(1, np.int32))
+    (logits,) = engine.verify([VerifyItem(sequence, DraftTree(np.zeros(2, np.int32), np.full(2, -1, np.int32)))])
+    assert logits is not None, "nothing is left pending"
+    logits.top_k(1)
+    engine.commit(sequence, [1], [0, 0])
     LeanCache(_PLAN.model_copy(update={"kind": "int8"}), 1, LANES).move_path(0, 0, [1])

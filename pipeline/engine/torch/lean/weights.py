@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.engine.torch.lean.memory import ALIGNMENT
+from pipeline.engine.torch.lean.tables import ALIGNMENT
 from pipeline.errors import BuildError
 
 Array = npt.NDArray[Any]

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.torch.lean.engine import LeanEngine
 from pipeline.engine.torch.lean.layout import save_lean
-from pipeline.engine.torch.lean.plan import Kind, read_plan
+from pipeline.engine.torch.lean.plan import WEIGHTS, Kind, read_plan
+from pipeline.engine.torch.lean.weights import map_weights
 
 VOCAB_SIZE = 90
 LIMITS = EngineLimits(
@@ -88,9 +89,11 @@ def tiny_model(variant: str, **changes: Any) -> PreTrainedModel:
     return model
 
 
-def lean_engine(model: PreTrainedModel, kind: Kind, folder: Path, num_threads: int = 2) -> LeanEngine:
+def lean_engine(
+    model: PreTrainedModel, kind: Kind, folder: Path, num_threads: int = 2, limits: EngineLimits = LIMITS
+) -> LeanEngine:
     """An engine over the model's weights."""
     assert save_lean(model, kind, folder)
     plan = read_plan(folder)
     assert plan is not None
-    return LeanEngine(folder, plan, LIMITS, num_threads)
+    return LeanEngine(plan, map_weights(folder / WEIGHTS), limits, num_threads)

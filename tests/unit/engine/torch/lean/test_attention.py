@@ -14,9 +14,9 @@ from pipeline.engine.contract import VerifyItem
 from pipeline.engine.torch.lean.attention import max_task_rows, task_rows
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.engine import LeanEngine, _mask
-from pipeline.engine.torch.lean.memory import ALIGNMENT
 from pipeline.engine.torch.lean.plan import Kind
 from pipeline.engine.torch.lean.rows import hide_end
+from pipeline.engine.torch.lean.tables import ALIGNMENT
 from tests.unit.engine.torch.lean.models import lean_engine, tiny_model
 
 BFLOAT16_NAN = 0x7FC0
@@ -92,8 +92,7 @@ def test_places_that_nobody_sees_may_hold_anything(prompt_len: int, variant: str
 
 def test_arrays_of_vectors_begin_at_cache_lines(tmp_path: Path) -> None:
     engine = lean_engine(tiny_model("llama"), "float32", tmp_path, 2)
-    runner = engine._runner
-    rows_of(engine)
-    arrays = [engine._cache.keys, engine._cache.values, runner._scratch[1], runner._zeros, runner._counters]
-    arrays += [*runner._kept.values(), *runner._prepared(3, 3)[2:3]]
+    (logits,) = engine.verify([VerifyItem(engine.open(np.asarray([1, 2, 3])))])
+    arrays = [engine._cache.keys, engine._cache.values, engine._scratch[1], engine._zeros, engine._counters]
+    arrays += [*engine._kept.values(), logits.logits._logits]  # type: ignore[union-attr]
     assert [array.ctypes.data % ALIGNMENT for array in arrays] == [0] * len(arrays)

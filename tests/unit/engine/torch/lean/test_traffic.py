@@ -29,7 +29,6 @@ from pipeline.decoding.tree import chain
 from pipeline.engine.contract import EngineLimits, VerifyItem
 from pipeline.engine.submission import GenerationResult, StepEvent, Submission
 from pipeline.engine.torch.lean.engine import LeanEngine
-from pipeline.engine.torch.lean.plan import read_plan
 from tests import fakes
 from tests.unit.engine.torch.lean.models import VOCAB_SIZE, lean_engine, tiny_model
 
@@ -52,10 +51,8 @@ KINDS = [("llama", "float32"), ("mistral", "int8"), ("qwen2", "bfloat16")]
 def engine_of(variant: str, kind: str) -> LeanEngine:
     """An engine with few slots, so that sequences take over those of others."""
     with TemporaryDirectory() as name:  # its weights are mapped and stay readable
-        lean_engine(tiny_model(variant), kind, Path(name), 1)  # type: ignore[arg-type]
-        plan = read_plan(Path(name))
-        assert plan is not None
-        return LeanEngine(Path(name), plan, EngineLimits(3, MAX_SEQ_LEN, 64, 20, VOCAB_SIZE), 1)
+        limits = EngineLimits(3, MAX_SEQ_LEN, 64, 20, VOCAB_SIZE)
+        return lean_engine(tiny_model(variant), kind, Path(name), 1, limits)  # type: ignore[arg-type]
 
 
 def alone(engine: LeanEngine, request: GenerationRequest) -> list[int]:
