@@ -1,10 +1,13 @@
 """Fixtures of all tests. Models use one thread: tiny models gain nothing from more."""
 
+import functools
 import gc
 import os
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
+import typer
 
 from pipeline.config.threads import WAIT_POLICY
 
@@ -13,6 +16,7 @@ os.environ.setdefault(*WAIT_POLICY)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from pipeline.cli.app import build_app
 from pipeline.config.places import Places
 from tests.own_places import own_places
 
@@ -30,6 +34,14 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _command_line() -> Iterator[None]:
+    """Creating the command line takes longer than most commands that tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.cli.app.build_app", functools.cache(lambda: typer.main.get_command(build_app())))
+        yield
 
 
 @pytest.fixture(scope="module")

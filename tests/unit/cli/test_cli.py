@@ -51,6 +51,7 @@ def test_commands_of_a_package_that_cannot_be_loaded_are_named(
     (package / "METADATA").write_text("Name: broken-commands\nVersion: 1\n")
     (package / "entry_points.txt").write_text(f"[{PLUGINS}]\nbroken = not_there.cli:commands\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("pipeline.cli.app.build_app", build_app)
 
     assert run("--version") == 2
     assert "The commands `broken` of an installed package cannot be loaded" in capsys.readouterr().err
