@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 import typer
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
 
 from pipeline.config.threads import WAIT_POLICY
 
@@ -37,10 +39,19 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _command_line() -> Iterator[None]:
-    """Creating the command line takes longer than most commands that tests run."""
+def _once() -> Iterator[None]:
+    """What takes longer than most tests that need it: the command line is created once, and a text of a Triton config
+    is parsed once."""
+    parse = text_format.Parse
+    parsed = functools.cache(lambda text: parse(text, pb.ModelConfig()))
+
+    def parse_once(text: str, message: pb.ModelConfig) -> pb.ModelConfig:
+        message.CopyFrom(parsed(text))
+        return message
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.cli.app.build_app", functools.cache(lambda: typer.main.get_command(build_app())))
+        patch.setattr(text_format, "Parse", parse_once)
         yield
 
 

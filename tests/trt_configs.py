@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ RELEASE_FACTS: dict[str, Any] = json.loads(Path(release_data.__file__).with_suff
 SPECULATIONS = ("lookahead", "trie", "none", "both")
 
 
+@cache
 def trt_config(model: str = "llama2-13b", profile: str = "latency", *overrides: str) -> ResolvedConfig:
     """A shipped model under a shipped profile on this backend, without its rules. Overrides of the profile's backend
     part may leave `tensorrt_llm.` out: ".speculation=trie"."""

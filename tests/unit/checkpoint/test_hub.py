@@ -149,7 +149,9 @@ def test_needed_files_are_fetched_with_the_token_and_refusals_are_sentences(endp
 
 def test_each_answer_has_its_own_sentence(endpoint: str, tmp_path: Path) -> None:
     names = ("answer-401", "answer-403", "answer-500", "answer-200", "pickled", "two--dashes")
-    results = fetch_all([(f"some/{name}", "main") for name in names], tmp_path, HF_ENDPOINT=endpoint, HF_TOKEN=TOKEN)
+    wanted = [*((f"some/{name}", "main") for name in names), ("some/public", "main", "trusted")]
+    *results, trusted = fetch_all(wanted, tmp_path, HF_ENDPOINT=endpoint, HF_TOKEN=TOKEN)
+    assert trusted == ["config.json", "model.safetensors", "modeling_own.py", "own.tiktoken", "tokenizer.json"]
     for text, expected in zip(
         results,
         (
@@ -166,14 +168,6 @@ def test_each_answer_has_its_own_sentence(endpoint: str, tmp_path: Path) -> None
         assert TOKEN not in text
     (file,) = fetch_all([("some/public", "main")], tmp_path, HF_ENDPOINT=endpoint, HF_HOME="/dev/null")
     assert "cannot be written to /dev/null/hub: Not a directory" in file
-
-
-def test_code_is_fetched_only_for_who_trusts_it(endpoint: str, tmp_path: Path) -> None:
-    plain, trusted = fetch_all(
-        [("some/public", "main"), ("some/public", "main", "trusted")], tmp_path, HF_ENDPOINT=endpoint
-    )
-    assert plain == ["config.json", "model.safetensors", "tokenizer.json"]
-    assert trusted == [*plain[:1], "model.safetensors", "modeling_own.py", "own.tiktoken", "tokenizer.json"]
 
 
 def test_a_repository_without_a_yaml_is_refused_at_the_first_failure(endpoint: str, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
+import sys
+from collections.abc import Iterator
 
 import pytest
 import yaml
@@ -46,6 +48,15 @@ def test_repeated_keys_are_reported_with_their_line() -> None:
     assert parse_yaml("a: 1\nb:\n  c: 1\n  c: 2\na: 3\n").repeated == [(("b", "c"), 4), (("a",), 5)]
 
 
+@pytest.fixture
+def few_frames() -> Iterator[None]:
+    """A lower limit of recursion: the loader in Python takes a second to get to the usual one."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(300)
+    yield
+    sys.setrecursionlimit(limit)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -70,7 +81,7 @@ def test_repeated_keys_are_reported_with_their_line() -> None:
         ("a: 1\n---\nb: 2", "expected a single document"),
     ],
 )
-def test_what_no_config_can_mean_is_refused_in_one_line(text: str, message: str) -> None:
+def test_what_no_config_can_mean_is_refused_in_one_line(text: str, message: str, few_frames: None) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         parse_yaml(text)
     assert "\n" not in str(caught.value)

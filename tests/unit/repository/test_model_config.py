@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -101,13 +100,8 @@ def tensors_of(entries: object) -> dict[str, Tensor]:
 
 
 def parsed(model_dir: Path) -> pb.ModelConfig:
-    """The config of a model on disk, read with Triton's own protobuf. Treat it as constant."""
-    return _parsed((model_dir / "config.pbtxt").read_text())
-
-
-@cache  # most models of most repositories have the same text, and the parser is slow
-def _parsed(text: str) -> pb.ModelConfig:
-    return text_format.Parse(text, pb.ModelConfig())
+    """The config of a model on disk, read with Triton's own protobuf."""
+    return text_format.Parse((model_dir / "config.pbtxt").read_text(), pb.ModelConfig())
 
 
 @pytest.mark.parametrize("profile", names_in(places().profiles))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -49,12 +50,19 @@ def letter_codec(end_ids: frozenset[int] = frozenset({END_ID})) -> TextCodec:
     return TextCodec(LetterTokenizer(), end_ids, VOCAB_SIZE)
 
 
+@cache
 def small_config(*overrides: str) -> ResolvedConfig:
     # What the shipped profile says of these must not matter to tests.
     sizes = ("engine.max_seq_len=256", "engine.max_batch_size=4", "drafting.max_draft_tokens=16")
     # What is sent must not depend on how long the calls of a test take.
     fixed = ("backend=torch", "device=cpu", "drafting.planner=fixed", *sizes)
-    return resolve_config("tiny-random-llama", "latency", (*fixed, *overrides), backend_rules=False)
+    resolved = resolve_config("tiny-random-llama", "latency", (*fixed, *overrides), backend_rules=False)
+    # The memory of the profile's trie takes longer to clear than most tests take.
+    small = {"max_bytes": 1 << 20}
+    sources = (
+        each.model_copy(update=small) if each.kind == "trie" else each for each in resolved.profile.drafting.sources
+    )
+    return resolved.with_settings("drafting", sources=tuple(sources))
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -198,23 +198,19 @@ def test_a_call_inherits_all_but_the_loader_switch(tmp_path, monkeypatch):
     assert log.read_text() == ".extra\n"
 
 
-def test_an_interrupted_call_ends_with_its_children(tmp_path):
+def test_an_interrupted_call_ends_with_its_children(tmp_path, monkeypatch):
     """A builder of several ranks has a process per rank, which would write its engine later."""
 
-    def interrupt(*arguments):
+    def children() -> list[psutil.Process]:
+        everything = psutil.process_iter(["cmdline"])
+        return [process for process in everything if str(tmp_path / "log") in (process.info["cmdline"] or ())]
+
+    def interrupted(process: subprocess.Popen[bytes]) -> None:
+        monkeypatch.undo()
+        wait_for(children)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    script = f"tail -f {tmp_path / 'log'} & kill -ALRM $PPID; wait"
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run_process(["sh", "-c", script], {}, tmp_path, tmp_path / "log")
-    finally:
-        signal.signal(signal.SIGALRM, before)
-
-    def children() -> list[psutil.Process]:
-        return [
-            each for each in psutil.process_iter(["cmdline"]) if str(tmp_path / "log") in (each.info["cmdline"] or ())
-        ]
-
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_process(["sh", "-c", f"tail -f {tmp_path / 'log'} & wait"], {}, tmp_path, tmp_path / "log")
     wait_for(lambda: not children())
