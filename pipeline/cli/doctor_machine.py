@@ -17,7 +17,7 @@ from pipeline.cli.options import resolve
 from pipeline.config.places import Places, places
 from pipeline.engine.artifact import artifact_dir
 from pipeline.engine.backend import Finding, backend_of
-from pipeline.engine.provenance import version_of
+from pipeline.engine.fingerprint import version_of
 from pipeline.errors import ConfigError, UserError
 from pipeline.server.startup import check_start
 

@@ -46,6 +46,7 @@ def check_submission(submission: Submission, limits: EngineLimits) -> None:
         check_tree(submission.supplied, limits.vocab_size)
     except ValueError as error:
         raise RequestError(str(error)) from error
+    require_tokens(request.prompt_ids, limits.vocab_size, "the prompt")
     check_sampling(request.sampling, limits.vocab_size)
     check_wanted(submission.wanted)
 

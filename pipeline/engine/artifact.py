@@ -29,8 +29,7 @@ from pipeline.config.places import Places
 from pipeline.config.resolution import dump_resolved, load_resolved
 from pipeline.config.schema import Frozen, ResolvedConfig
 from pipeline.engine.backend import backend_of
-from pipeline.engine.fingerprint import Fingerprint
-from pipeline.engine.provenance import commit
+from pipeline.engine.fingerprint import Fingerprint, commit
 from pipeline.errors import BuildError, ConfigError
 from pipeline.files import wait_for_lock, write_whole
 

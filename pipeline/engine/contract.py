@@ -93,8 +93,8 @@ class Engine(Protocol):
 
     def open(self, token_ids: IntArray, reuse: bool = True) -> EngineSequence:
         """Claim a slot for token_ids [len >= 1]. With `reuse`, use the KV of the longest cached prefix of at most
-        len - 1 tokens. Raises BusyError if no slot is free, RequestError if there are too many tokens or one is outside
-        the vocabulary."""
+        len - 1 tokens. The tokens fit into a sequence and lie in the vocabulary (`check_submission`). Raises BusyError
+        if no slot is free."""
 
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
         """Run one pass over all items. Returns None for an item that leaves tokens pending, unless it has pending_rows;

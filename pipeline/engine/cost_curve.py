@@ -19,9 +19,8 @@ from pipeline.config.threads import available_cores, num_threads
 from pipeline.decoding.cost import CostCurve, CostPoint
 from pipeline.engine.artifact import COSTS, Artifact
 from pipeline.engine.backend import backend_of
-from pipeline.engine.fingerprint import digest_of
+from pipeline.engine.fingerprint import cpu_name, digest_of
 from pipeline.engine.machine_load import MachineLoad
-from pipeline.engine.provenance import cpu_name
 from pipeline.errors import BuildError
 from pipeline.files import write_whole
 

@@ -1,17 +1,21 @@
 """Fingerprint of an engine: everything that a build depends on. Engines with equal fingerprints are interchangeable;
-any difference requires a new build."""
+any difference requires a new build. Also the versions of program and packages, and the processor's name."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.metadata
 import json
 import platform
+import re
+import subprocess
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from pydantic import Field
 
 from pipeline.config.schema import Device, Dtype, Frozen, ResolvedConfig
-from pipeline.engine.provenance import version_of
 from pipeline.errors import BuildError
 
 Flag = str | int | float | bool
@@ -94,3 +98,31 @@ def device_architecture(device: Device) -> str:
 def digest_of(value: object) -> str:
     """Hash of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def commit() -> str | None:
+    """Commit of the checkout that the package runs from, with "-dirty" if files have changed; None without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None  # git is not installed
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+@functools.cache
+def version_of(package: str) -> str | None:
+    """Version of an installed package; None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_name() -> str:
+    """Name of this machine's processor, from Linux or else from Python."""
+    try:
+        names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

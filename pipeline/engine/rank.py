@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +20,6 @@ class Order(NamedTuple):
 
     name: str
     arguments: tuple[Any, ...]
-
-
-class Follower(Protocol):
-    """A follower's connection to its leader, such as a `multiprocessing` connection."""
-
-    def recv(self) -> list[Order]:
-        """Wait for the next orders. Raises EOFError if the leader has ended."""
-
-    def send(self, mine: npt.NDArray[Any]) -> None:
-        """Send this rank's result to the leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +126,7 @@ class Rank:
         self.engine.forget_cached()
 
 
-def follow(rank: Rank, line: Follower) -> None:
+def follow(rank: Rank, line: Connection) -> None:
     """Execute the leader's orders until the leader ends, and send back the arrays that they return."""
     with suppress(EOFError):
         while True:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.config.schema import ResolvedConfig
-from pipeline.engine.provenance import version_of
+from pipeline.engine.fingerprint import version_of
 from pipeline.errors import BuildError
 
 Where = Literal["here", "docker", "nowhere"]

@@ -12,7 +12,7 @@ import psutil
 
 from pipeline import __version__
 from pipeline.engine.artifact import Artifact
-from pipeline.engine.provenance import commit, cpu_name, version_of
+from pipeline.engine.fingerprint import commit, cpu_name, version_of
 
 PACKAGES = ("torch", "transformers", "numpy", "numba", "tokenizers", "safetensors", "tritonclient", "nvidia-pytriton")
 

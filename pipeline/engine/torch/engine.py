@@ -14,9 +14,8 @@ from pipeline.checkpoint.model_config import kv_heads
 from pipeline.decoding.tree import BoolArray, IntArray
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.memory import slots_for
-from pipeline.engine.torch.attention import MaskedSegment, SlotAttention, segment_mask, use_attention
+from pipeline.engine.torch.attention import MaskedSegment, SlotAttention, SlotCache, segment_mask, use_attention
 from pipeline.engine.torch.fusion import fuse_layers
-from pipeline.engine.torch.kv_cache import SlotCache
 from pipeline.engine.torch.largest import TorchLogits
 from pipeline.engine.torch.linear_layers import pack_linears
 from pipeline.engine.torch.slots import Segment, SlotEngine

@@ -12,9 +12,8 @@ import numpy as np
 
 from pipeline.checkpoint.disk import gigabytes
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, check_tree, depths
-from pipeline.engine.admission import require_tokens
 from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
-from pipeline.errors import BuildError, BusyError, RequestError
+from pipeline.errors import BuildError, BusyError
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +152,8 @@ class SlotEngine(ABC):
         return results
 
     def open(self, token_ids: IntArray, reuse: bool = True) -> Slot:
-        token_ids = check_tokens(token_ids, self.limits.max_seq_len, self.limits.vocab_size)
+        assert 0 < len(token_ids) <= self.limits.max_seq_len, "a sequence has a token, and fits into a slot"
+        assert 0 <= np.min(token_ids) <= np.max(token_ids) < self.limits.vocab_size, "tokens are of the vocabulary"
         free = [slot for slot in self._slots if not slot.in_use]
         if not free:
             raise BusyError(f"all {len(self._slots)} sequences of the engine are in use; send the request again later")
@@ -199,21 +199,6 @@ class SlotEngine(ABC):
         for slot in self._slots:
             if not slot.in_use:
                 slot.num_tokens = slot.num_cached_tokens = 0
-
-
-def check_tokens(token_ids: IntArray, max_seq_len: int, vocab_size: int) -> IntArray:
-    """Return token_ids as int32. Raises RequestError if there are none or too many, or one is outside the
-    vocabulary."""
-    tokens = np.asarray(token_ids)
-    if not len(tokens):
-        raise RequestError("the prompt is empty; send at least one token")
-    if len(tokens) > max_seq_len:
-        raise RequestError(
-            f"the prompt has {len(tokens)} tokens; a sequence may have {max_seq_len}; "
-            "shorten it or build with a larger engine.max_seq_len"
-        )
-    require_tokens(tokens, vocab_size, "the prompt")
-    return tokens.astype(np.int32)
 
 
 def slot_of(sequence: EngineSequence) -> Slot:

@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pipeline
-from pipeline.engine.provenance import commit, version_of
+from pipeline.engine.fingerprint import commit, version_of
 
 
 def test_the_commit_is_that_of_the_checkout_if_there_is_one() -> None:

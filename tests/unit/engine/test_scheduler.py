@@ -95,6 +95,8 @@ def test_a_supplied_tree_is_verified_in_one_step() -> None:
         (lambda: Submission(make_request(max_new_tokens=0)), "at least 1"),
         (lambda: Submission(make_request(max_new_tokens=-5)), "at least 1"),
         (lambda: Submission(make_request(prompt=[1] * 256)), "256 tokens"),
+        (lambda: Submission(make_request(prompt=[1, VOCAB_SIZE])), f"token {VOCAB_SIZE} at position 1"),
+        (lambda: Submission(make_request(prompt=[-1])), "token -1 at position 0"),
         (lambda: Submission(make_request(min_new_tokens=50)), "min_tokens"),
         (lambda: Submission(make_request(), "fast"), "one of none, lookahead"),
         (lambda: Submission(make_request(), supplied=chain([1] * 65)), "65 draft tokens"),

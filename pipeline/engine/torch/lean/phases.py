@@ -41,33 +41,26 @@ def _chunk(count: int, num_threads: int) -> int:
 
 
 @kernel
-def _pack_row(kind: int, source: int, target: int, scale: int, blocks: int) -> None:
-    """Write a row of floats as the tiles of a kind read it, and for int8 its scale. For float32 do nothing."""
-    if kind == tables.FLOAT32:
-        return
-    if kind == tables.BFLOAT16:
+def _pack_row(sizes: Longs, buffers: Longs, place: int, row: int, source: int, blocks: int) -> None:
+    """Write a row of floats to the buffer `place` as the tiles read it, and for int8 its scale. For float32 do
+    nothing."""
+    target = buffers[place, 0] + row * buffers[place, 1]
+    if sizes[tables.KIND] == tables.BFLOAT16:
         round_row(source, target, blocks)
-        return
-    magnitude = largest_magnitude(source, blocks)
-    factor = np.float32(127) / magnitude if magnitude > 0 else np.float32(0)
-    quantize_row(source, factor, target, blocks)
-    store_float(scale, magnitude / np.float32(127))
+    elif sizes[tables.KIND] == tables.INT8:
+        magnitude = largest_magnitude(source, blocks)
+        factor = np.float32(127) / magnitude if magnitude > 0 else np.float32(0)
+        quantize_row(source, factor, target, blocks)
+        store_float(buffers[tables.ROW_SCALE, 0] + 4 * row, magnitude / np.float32(127))
 
 
 @kernel
 def pack_rows(sizes: Longs, buffers: Longs, counter: int) -> int:
     """Write the results of attention as input of the output matrix, for int8 and bfloat16."""
-    num_rows = sizes[tables.NUM_ROWS]
+    num_rows, source = sizes[tables.NUM_ROWS], buffers[tables.ATTENDED]
     blocks = _blocks(sizes[tables.NUM_HEADS] * sizes[tables.HEAD_DIM])
-    source, target, scale = buffers[tables.ATTENDED], buffers[tables.BYTES], buffers[tables.ROW_SCALE]
     for row in shared(counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
-        _pack_row(
-            sizes[tables.KIND],
-            source[0] + row * source[1],
-            target[0] + row * target[1],
-            scale[0] + 4 * row,
-            blocks,
-        )
+        _pack_row(sizes, buffers, tables.BYTES, row, source[0] + row * source[1], blocks)
     return counter + PHASE_BYTES
 
 
@@ -84,13 +77,12 @@ def norm_rows(
     sizes: Longs, epsilon: float, weight: int, buffers: Longs, num_rows: int, places: Longs, counter: int
 ) -> int:
     """Write the norm of rows of X to H, and as input of a matrix. places: the rows; if empty, the first num_rows."""
-    x, h, target, scale = buffers[tables.X], buffers[tables.H], buffers[tables.BYTES], buffers[tables.ROW_SCALE]
+    x, h, blocks = buffers[tables.X], buffers[tables.H], _blocks(sizes[tables.HIDDEN])
     for row in shared(counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
         source = x[0] + (places[row] if len(places) else row) * x[1]
         result = h[0] + row * h[1]
         norm(source, weight, result, sizes[tables.HIDDEN], epsilon)
-        blocks = _blocks(sizes[tables.HIDDEN])
-        _pack_row(sizes[tables.KIND], result, target[0] + row * target[1], scale[0] + 4 * row, blocks)
+        _pack_row(sizes, buffers, tables.BYTES, row, result, blocks)
     return counter + PHASE_BYTES
 
 
@@ -100,12 +92,11 @@ def gate_rows(sizes: Longs, buffers: Longs, counter: int) -> int:
     num_rows = sizes[tables.NUM_ROWS]
     blocks = _blocks(sizes[tables.INTERMEDIATE])
     gates, gated = buffers[tables.GATE_UP_OUT], buffers[tables.GATED]
-    target, scale = buffers[tables.GATED_BYTES], buffers[tables.ROW_SCALE]
     for row in shared(counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
         gate = gates[0] + row * gates[1]
         result = gated[0] + row * gated[1]
         gate_row(gate, gate + 4 * LANES * blocks, result, blocks)
-        _pack_row(sizes[tables.KIND], result, target[0] + row * target[1], scale[0] + 4 * row, blocks)
+        _pack_row(sizes, buffers, tables.GATED_BYTES, row, result, blocks)
     return counter + PHASE_BYTES
 
 
