@@ -1,4 +1,4 @@
-"""Versions of this program in artifacts and measurements."""
+"""Versions in fingerprints, artifacts and measurements."""
 
 from __future__ import annotations
 
