@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 _SAVED_MASKS = re.compile(r"\.(attn|attention)\.(masked_)?bias$")
 
 
-def write_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype, folder: Path) -> None:
-    """Load through transformers and save as safetensors. Raises CheckpointError as `load_weights` does."""
-    load_weights(checkpoint, config, dtype).save_pretrained(folder)
-
-
 def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype) -> PreTrainedModel:
     """Load the checkpoint as a transformers model that can be saved. config: from `read_config`. Raises CheckpointError
     as `check_model` does, for tensors that are missing, unknown, of a wrong shape, or not finite in that dtype, and if

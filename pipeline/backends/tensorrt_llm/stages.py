@@ -22,7 +22,7 @@ from pipeline.backends.tensorrt_llm.plan import EngineStage, Plan, Stage
 from pipeline.backends.tensorrt_llm.readback import checkpoint_differences, engine_differences, require_equal
 from pipeline.backends.tensorrt_llm.shape import differences, shape_from_config
 from pipeline.checkpoint.checkpoint import Checkpoint
-from pipeline.checkpoint.convert import write_tokenizer, write_weights
+from pipeline.checkpoint.convert import load_weights, write_tokenizer
 from pipeline.checkpoint.disk import link_or_copy
 from pipeline.checkpoint.model_config import read_config
 from pipeline.checkpoint.tokenizer_files import make_portable
@@ -104,7 +104,7 @@ def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str
     folder.mkdir(parents=True)
     if checkpoint.gguf_file is not None:
         read = read_config(checkpoint.folder, checkpoint.architecture, checkpoint.gguf_file)
-        write_weights(checkpoint, read, dtype, folder)
+        load_weights(checkpoint, read, dtype).save_pretrained(folder)
         write_tokenizer(checkpoint, folder)
     else:
         for path in checkpoint.folder.iterdir():

@@ -67,13 +67,10 @@ def _padded(count: int) -> int:
 @kernel
 def attend(
     thread: int,
+    sizes: Longs,
     layer: int,
     window: int,
-    group: int,
-    num_kv_heads: int,
-    dim: int,
-    projected: Longs,
-    attended: Longs,
+    buffers: Longs,
     cache: Longs,
     rows: Longs,
     segments: Longs,
@@ -83,10 +80,10 @@ def attend(
 ) -> int:
     """One thread's part of a layer's attention. Returns the address of the next phase's counter.
 
-    group: query heads per key head. projected, attended: (address, bytes per row) of rotated queries and of results.
-    cache: see `tables`. rows: [row, (slot, position, place)]. segments: by the columns above; the row after the last
-    segment holds the number of tasks. masks: see above. scratch: [thread, `scratch_floats`]."""
-    num_segments = len(segments) - 1
+    sizes, buffers, cache, rows: see `tables`; QKV_OUT holds rotated queries, ATTENDED gets the results. segments: by
+    the columns above; the row after the last segment holds the number of tasks. masks: see above. scratch: [thread,
+    `scratch_floats`]."""
+    num_segments, num_kv_heads = len(segments) - 1, sizes[tables.NUM_KV_HEADS]
     num_tasks = segments[num_segments, FIRST_TASK]
     segment = 0
     for task in shared(counter, num_tasks, 1):
@@ -96,33 +93,18 @@ def attend(
         size = segments[segment, TASK_ROWS]
         first = number // num_kv_heads * size
         last = min(first + size, segments[segment, LENGTH])
-        _attend_task(
-            layer,
-            window,
-            group,
-            dim,
-            projected,
-            attended,
-            cache,
-            rows,
-            segments[segment],
-            masks,
-            scratch[thread],
-            first,
-            last,
-            number % num_kv_heads,
-        )
+        head = number % num_kv_heads
+        each, memory = segments[segment], scratch[thread]
+        _attend_task(sizes, layer, window, buffers, cache, rows, each, masks, memory, first, last, head)
     return counter + PHASE_BYTES
 
 
 @kernel
 def _attend_task(
+    sizes: Longs,
     layer: int,
     window: int,
-    group: int,
-    dim: int,
-    projected: Longs,
-    attended: Longs,
+    buffers: Longs,
     cache: Longs,
     rows: Longs,
     segment: Longs,
@@ -133,6 +115,8 @@ def _attend_task(
     head: int,
 ) -> None:
     """Compute the attention of rows first .. last of a segment, for the query heads of one key head."""
+    dim, group = sizes[tables.HEAD_DIM], sizes[tables.NUM_HEADS] // sizes[tables.NUM_KV_HEADS]
+    projected, attended = buffers[tables.QKV_OUT], buffers[tables.ATTENDED]
     start, cached, slot = segment[START], segment[CACHED], segment[SLOT]
     count = (last - first) * group
     blocks = (dim + LANES - 1) // LANES

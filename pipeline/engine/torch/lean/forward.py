@@ -68,22 +68,8 @@ def run_pass(
         )
         if is_whole:
             counter = rotate_rows(sizes, epsilon, layer, norms[layer], buffers, rotation, cache, rows, counter)
-            counter = attend(
-                thread,
-                layer,
-                windows[layer],
-                sizes[tables.NUM_HEADS] // sizes[tables.NUM_KV_HEADS],
-                sizes[tables.NUM_KV_HEADS],
-                sizes[tables.HEAD_DIM],
-                buffers[tables.QKV_OUT],
-                buffers[tables.ATTENDED],
-                cache,
-                rows,
-                segments,
-                masks,
-                scratch,
-                counter,
-            )
+            window = windows[layer]
+            counter = attend(thread, sizes, layer, window, buffers, cache, rows, segments, masks, scratch, counter)
             if is_packed:
                 counter = pack_rows(sizes, buffers, counter)
         counter = multiply(sizes, table[tables.OUTPUT], buffers, attended, x, x, none, num_rows, counter)
