@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from pipeline.engine.torch.linear_layers import (
@@ -53,15 +53,19 @@ def save_quantized(model: PreTrainedModel, folder: Path) -> None:
         model.generation_config.save_pretrained(folder)
 
 
-def load_quantized(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Load the files of `save_quantized`, with `QuantizedLinear` in place of linear layers and activations of type
-    dtype. Raises BuildError if a tensor is missing."""
+def empty_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The model that config.json describes, with weights that are to be written."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with no_init_weights():  # the system allocates no memory for weights that are never written
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return model
+
+
+def load_quantized(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Load the files of `save_quantized`, with `QuantizedLinear` in place of linear layers and activations of type
+    dtype. Raises BuildError if a tensor is missing."""
+    model = empty_model(folder, dtype)
     tensors = {
         name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()
     }

@@ -27,7 +27,7 @@ def fault(folder: Path, where: Places) -> str:
 
 
 def test_the_artifact_holds_what_the_engine_and_the_tokenizer_load(built: Path, where: Places) -> None:
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, GenerationConfig
 
     from pipeline.engine.torch.lean.layout import load_model
 
@@ -37,7 +37,8 @@ def test_the_artifact_holds_what_the_engine_and_the_tokenizer_load(built: Path, 
     model = load_model(artifact.engine_dir)
     assert sum(parameter.numel() for parameter in model.parameters()) == artifact.resolved.model.num_parameters
     assert str(model.dtype) == "torch.float32"
-    assert model.generation_config.eos_token_id == AutoTokenizer.from_pretrained(artifact.tokenizer_dir).eos_token_id
+    end_id = GenerationConfig.from_pretrained(artifact.engine_dir).eos_token_id
+    assert end_id == AutoTokenizer.from_pretrained(artifact.tokenizer_dir).eos_token_id
     for entry in artifact.manifest.files:
         path = built / entry.path
         assert (path.stat().st_size, file_sha256(path)) == (entry.size, entry.sha256)

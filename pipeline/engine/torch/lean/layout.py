@@ -15,15 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
-from transformers.initialization import no_init_weights
+from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pipeline.engine.torch.lean.plan import PLAN, WEIGHTS, Kind, LeanPlan, plan_of, read_plan
 from pipeline.engine.torch.lean.vectors import LANES
 from pipeline.engine.torch.lean.weights import as_float32, map_weights, save_weights
 from pipeline.engine.torch.linear_layers import quantize
-from pipeline.errors import BuildError
+from pipeline.engine.torch.quantized_files import empty_model
 
 Array = npt.NDArray[Any]
 _INPUTS_PER_STEP: dict[Kind, int] = {"float32": 1, "bfloat16": 2, "int8": 4}
@@ -55,17 +54,9 @@ def save_lean(model: PreTrainedModel, kind: Kind, folder: Path) -> bool:
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The transformers model with a lean engine's weights, dequantised. Raises BuildError if the folder holds no such
-    engine."""
-    plan = read_plan(folder)
-    if plan is None:
-        raise BuildError(f"{folder} holds no engine for the lean pass.")
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    with no_init_weights():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.tie_weights()
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    """The transformers model with a lean engine's weights, dequantised. Raises BuildError if they are damaged."""
+    plan, model = read_plan(folder), empty_model(folder, dtype)
+    assert plan is not None, "the folder holds an engine for the lean pass"
     # The file has a bias for every matrix; the model may have fewer.
     plain, names = _plain(map_weights(folder / WEIGHTS), plan), model.state_dict().keys()
     model.load_state_dict({name: torch.from_numpy(plain[name]) for name in names})
