@@ -69,52 +69,39 @@ def by_urgency(running: Sequence[Running], max_draft_tokens: int) -> list[Runnin
     return decoding + prefilling[:1] + sorted(prefilling[1:], key=lambda each: len(each.sequence.pending))
 
 
-class Starter:
-    """Starts requests on one engine with one drafter."""
-
-    def __init__(self, engine: Engine, drafter: Drafter, default_budget: DraftBudget) -> None:
-        """default_budget: of requests without a budget."""
-        self._engine = engine
-        self._drafter = drafter
-        self._default_budget = default_budget
-        self._supplied = next((source for source in drafter.sources if isinstance(source, SuppliedSource)), None)
-        self._window = next((source for source in drafter.sources if isinstance(source, WindowSource)), None)
-
-    def start(self, entry: Waiting) -> Running:
-        """Claim a slot in the engine and start the draft sources. Raises RequestError if the request's guide cannot be
-        used. After an error the slot is free again."""
-        submission, request, limits = entry.submission, entry.submission.request, self._engine.limits
-        matcher = entry.matcher.result() if entry.matcher is not None else None
-        if matcher is not None and request.end_ids != matcher.end_ids:
-            request = replace(request, end_ids=matcher.end_ids)  # the grammar's own end token if there was none
-            submission = replace(submission, request=request)
-        names = source_names(submission.strategy, self._drafter.names, submission.lookahead is not None)
-        if submission.only_supplied:
-            names &= {SUPPLIED}
-        budget = self._budget(submission, names)
-        with ExitStack() as stack:
-            sequence = self._engine.open(request.prompt_ids, reuse=submission.reuse and not submission.wanted.of_prompt)
-            stack.callback(self._engine.release, sequence)
-            skip_forced = not submission.wanted.of_output
-            session = Session(request, self._drafter, names, budget, limits.max_seq_len, matcher, skip_forced)
-            stack.callback(session.close)
-            session.statistics.num_reused_tokens = sequence.num_reused_tokens
-            if self._supplied is not None and self._supplied.name in names:
-                self._supplied.supply(request.request_id, submission.supplied)
-                if len(submission.supplied):
-                    self._drafter.leave_out(request.request_id, TEXT_KINDS)
-            if self._window is not None and self._window.name in names and submission.lookahead is not None:
-                self._window.configure(request.request_id, submission.lookahead)
-            top_k = self._drafter.needs_top_k(request.request_id) if names else 0
-            stack.pop_all()
-        logits = needs_logits(request)
-        return Running(submission, entry.on_event, entry.continues, session, sequence, logits, top_k, names)
-
-    def _budget(self, submission: Submission, names: frozenset[str]) -> DraftBudget:
-        """Number of drafts per step: those of the submission, and at least the nodes of its window and pool
-        candidates, because a window is verified whole or not at all."""
-        budget = submission.budget or self._default_budget
-        nodes = budget.max_nodes
-        if self._window is not None and self._window.name in names and nodes > 0:
-            nodes = max(nodes, (submission.lookahead or self._window.limits).max_draft_len)
-        return DraftBudget(min(nodes, self._engine.limits.max_draft_tokens), budget.max_depth)
+def start_request(entry: Waiting, engine: Engine, drafter: Drafter, default_budget: DraftBudget) -> Running:
+    """Claim a slot in the engine and start the draft sources. default_budget: of requests without a budget. Raises
+    RequestError if the request's guide cannot be used. After an error the slot is free again."""
+    submission, request, limits = entry.submission, entry.submission.request, engine.limits
+    matcher = entry.matcher.result() if entry.matcher is not None else None
+    if matcher is not None and request.end_ids != matcher.end_ids:
+        request = replace(request, end_ids=matcher.end_ids)  # the grammar's own end token if there was none
+        submission = replace(submission, request=request)
+    names = source_names(submission.strategy, drafter.names, submission.lookahead is not None)
+    if submission.only_supplied:
+        names &= {SUPPLIED}
+    sources = [source for source in drafter.sources if source.name in names]
+    supplied = next((source for source in sources if isinstance(source, SuppliedSource)), None)
+    window = next((source for source in sources if isinstance(source, WindowSource)), None)
+    budget = submission.budget or default_budget
+    nodes = budget.max_nodes
+    if window is not None and nodes > 0:  # a window is verified whole or not at all, with the pool's candidates
+        nodes = max(nodes, (submission.lookahead or window.limits).max_draft_len)
+    budget = DraftBudget(min(nodes, limits.max_draft_tokens), budget.max_depth)
+    with ExitStack() as stack:
+        sequence = engine.open(request.prompt_ids, reuse=submission.reuse and not submission.wanted.of_prompt)
+        stack.callback(engine.release, sequence)
+        skip_forced = not submission.wanted.of_output
+        session = Session(request, drafter, names, budget, limits.max_seq_len, matcher, skip_forced)
+        stack.callback(session.close)
+        session.statistics.num_reused_tokens = sequence.num_reused_tokens
+        if supplied is not None:
+            supplied.supply(request.request_id, submission.supplied)
+            if len(submission.supplied):
+                drafter.leave_out(request.request_id, TEXT_KINDS)
+        if window is not None and submission.lookahead is not None:
+            window.configure(request.request_id, submission.lookahead)
+        top_k = drafter.needs_top_k(request.request_id) if names else 0
+        stack.pop_all()
+    logits = needs_logits(request)
+    return Running(submission, entry.on_event, entry.continues, session, sequence, logits, top_k, names)

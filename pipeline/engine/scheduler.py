@@ -31,7 +31,7 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE
 from pipeline.engine.admission import check_submission
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
-from pipeline.engine.running import Running, Starter, by_urgency
+from pipeline.engine.running import Running, by_urgency, start_request
 from pipeline.engine.step import advance, start_masks
 from pipeline.engine.submission import (
     GenerationResult,
@@ -66,7 +66,7 @@ class Scheduler:
         self.engine = engine
         self.drafter = drafter
         self._planner = planner
-        self._starter = Starter(engine, drafter, default_budget)
+        self._default_budget = default_budget
         self._prefill_chunk = prefill_chunk
         self._running: list[Running] = []
         # Calls that learn from a pass or close sessions. They run after the tokens of the pass are sent.
@@ -210,7 +210,7 @@ class Scheduler:
             if entry is None:
                 return
             try:
-                self._running.append(self._starter.start(entry))
+                self._running.append(start_request(entry, self.engine, self.drafter, self._default_budget))
             except Exception as error:  # the requester gets the error, the others continue
                 if not isinstance(error, RequestError):
                     logger.exception("request %s could not begin", entry.request_id)

@@ -27,7 +27,7 @@ class RecordingEngine(TableEngine):
 def recording_scheduler(max_num_tokens: int) -> tuple[Scheduler, RecordingEngine]:
     engine = RecordingEngine(EngineLimits(4, 256, max_num_tokens, 64, VOCAB_SIZE))
     scheduler = make_scheduler(engine=TableEngine(engine.limits))
-    scheduler.engine = scheduler._starter._engine = engine
+    scheduler.engine = engine
     return scheduler, engine
 
 
