@@ -60,8 +60,8 @@ class LoadMeter:
         return time.monotonic(), used, own
 
 
-def machine_load(seconds: float = SAMPLE_S) -> MachineLoad:
-    """Measure the current load for this number of seconds."""
+def machine_load() -> MachineLoad:
+    """Measure the current load."""
     meter = LoadMeter()
-    time.sleep(seconds)
+    time.sleep(SAMPLE_S)
     return meter.read()

@@ -45,10 +45,10 @@ def splat(builder: ir.IRBuilder, scalar: ir.Value, kind: ir.VectorType) -> ir.Va
     return builder.shuffle_vector(vector, undefined, zeros)
 
 
-def load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, align: int = 4) -> ir.Value:
+def load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
     """The value of this type at an address."""
     value = builder.load(builder.inttoptr(address, kind.as_pointer()))
-    value.align = align
+    value.align = 4
     return value
 
 
