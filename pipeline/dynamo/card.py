@@ -7,8 +7,8 @@ import re
 import shutil
 from pathlib import Path
 
-from pipeline.dynamo.tool_guides import HERMES
 from pipeline.engine.artifact import Artifact
+from pipeline.gateway.tool_guides import HERMES
 
 CARD = "card"
 _TOOLS_TEMPLATE = Path(__file__).with_name("hermes_tools.jinja")

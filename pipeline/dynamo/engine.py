@@ -1,4 +1,7 @@
-"""Implementation of Dynamo's engine interface, which forwards token requests to a Triton server."""
+"""Implementation of Dynamo's engine interface, which forwards token requests to a Triton server.
+
+Worker process: `python -m pipeline.dynamo.engine SPEC`, with SPEC a `WorkerSpec` as JSON.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -17,6 +21,7 @@ from dynamo._core import Context
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
 from dynamo.common.backend.health_check import build_health_check_payload
 from dynamo.common.backend.metrics import register_engine_registry
+from dynamo.common.backend.run import run
 from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
 from tokenizers import Tokenizer
@@ -233,3 +238,7 @@ def _refusal(error: Exception) -> tuple[int, str]:
     if isinstance(error, RequestError):
         return 400, refused(str(error))
     return 500, repr(error)
+
+
+if __name__ == "__main__":
+    run(TritonEngine, sys.argv[1:])

@@ -164,7 +164,7 @@ def _num_models(fleet: Fleet) -> list[int]:
 
 def _worker(fleet: Fleet, index: int, moments: random.Random) -> tuple[list[int], str]:
     """Ids of the processes to kill, and their name. index: of the replica."""
-    return [_process(fleet, f"{WORKER}-{index + 1}", "pipeline.dynamo.worker")], f"the worker of replica {index + 1}"
+    return [_process(fleet, f"{WORKER}-{index + 1}", "pipeline.dynamo.engine")], f"the worker of replica {index + 1}"
 
 
 def _tritonserver(fleet: Fleet, index: int, moments: random.Random) -> tuple[list[int], str]:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from pipeline.dynamo.spec import WorkerSpec
-from pipeline.dynamo.tool_guides import tool_guide
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import (
     ENGINE_DATA,
@@ -95,7 +94,7 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
     if bias := logit_bias_option(options):
         tensors["logit_bias_ids"] = np.asarray([list(bias)], np.int32)
         tensors["logit_bias_values"] = np.asarray([list(bias.values())], np.float32)
-    tensors |= _guide(options, sampling.get("guided_decoding"), spec.tool_call_parser)
+    tensors |= _guide(options, sampling.get("guided_decoding"))
     tensors |= _log_probs((request.get("output_options") or {}).get("logprobs"))
     return TokenRequest(
         tensors,
@@ -167,18 +166,12 @@ def _log_probs(num_top: int | None) -> dict[str, Array]:
     return tensors | ({"num_top_logprobs": _int(num_top)} if num_top else {})
 
 
-def _guide(
-    options: Mapping[str, str], decoding: Mapping[str, Any] | None, tool_call_parser: str | None
-) -> dict[str, Array]:
-    """Guide of a response format or of tools, from the annotations or from Dynamo's own field."""
+def _guide(options: Mapping[str, str], decoding: Mapping[str, Any] | None) -> dict[str, Array]:
+    """Guide of a response format or of tools: from the annotations, or from Dynamo's own field, which Dynamo sets for
+    tools too."""
     if GUIDE_TYPE in options:
         kind, guide = options[GUIDE_TYPE], options.get(GUIDE, "")
-    elif TOOLS in options:
-        found = tool_guide(options[TOOLS], tool_call_parser)
-        if found is None:
-            return {}
-        kind, guide = found
-    elif decoding:
+    elif decoding and TOOLS not in options:
         kind, guide = _dynamo_guide(decoding)
     else:
         return {}

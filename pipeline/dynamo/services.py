@@ -98,7 +98,7 @@ def worker_service(
     url = f"http://{reachable(host)}:{ports['metrics']}/health"
     return Service(
         f"{WORKER}-{number}",
-        [sys.executable, "-m", "pipeline.dynamo.worker", spec.model_dump_json()],
+        [sys.executable, "-m", "pipeline.dynamo.engine", spec.model_dump_json()],
         environment,
         ports,
         lambda: answers(url),

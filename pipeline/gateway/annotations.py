@@ -25,7 +25,7 @@ LOGIT_BIAS = "logit_bias"
 # Response format. Dynamo does not migrate a request with a response format in Dynamo's own field.
 GUIDE_TYPE = "guide_type"
 GUIDE = "guide"
-# Functions and tool choice in JSON, see `openai_fields.tools_option`.
+# Whether the request has tools.
 TOOLS = "tools"
 NUM_DRAFT_TOKENS = "num_draft_tokens"
 # Whether the last chunk holds the request's draft statistics.

@@ -203,7 +203,7 @@ class HttpGateway:
         tenant = self._tenant(request)
         body = await self._body(request)
         endpoint = _OPENAI_POSTS[request.url.path]
-        checked = checked_openai(body, endpoint, tenant)
+        checked = checked_openai(body, endpoint, tenant, self._deployments.current.spec.tool_call_parser)
         timeout_s = timeout_of(request, self._spec.config.request_timeout_s)
         headers = JSON | trace_headers(request) | session_headers(request, tenant, checked.conversation)
         # The worker derives the seed of a request without one from the request id, so each choice needs its own id.

@@ -36,14 +36,16 @@ class CheckedChoices(NamedTuple):
     is_whole: bool = False
 
 
-def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedChoices:
+def checked_openai(
+    body: bytes, endpoint: Endpoint, tenant: Tenant, tool_call_parser: str | None = None
+) -> CheckedChoices:
     """Check a request and set the tenant's namespace. A client chooses a namespace with the annotation "namespace:NAME"
-    in `nvext.annotations`, or with `cache_salt`. Raises Refusal (400)."""
+    in `nvext.annotations`, or with `cache_salt`. tool_call_parser: see `for_front_end`. Raises Refusal (400)."""
     value = parse_json(body)
     num_choices = _num_choices(value.pop("n", None))
     max_tokens = positive(value.get("max_completion_tokens")) or positive(value.get("max_tokens"))
     try:
-        sent = for_front_end(value, endpoint)
+        sent = for_front_end(value, endpoint, tool_call_parser)
     except RequestError as error:
         raise Refusal(400, str(error)) from error
     extension = sent["nvext"]

@@ -5,7 +5,7 @@ prediction, logit_bias                     converted: the front end drops them
 strategy, num_draft_tokens                 converted: the front end refuses unknown fields
 draft_statistics                           converted: requests draft statistics in `nvext.engine_data`
 response_format, guided_*                  converted: the front end accepts them, but does not migrate such a request
-tools, tool_choice, parallel_tool_calls    copied: the worker makes a grammar of them
+tools, tool_choice, parallel_tool_calls    copied: they become a guide, so that the output has valid calls
 max_tokens, max_completion_tokens          copied: the worker counts the earlier tokens of a migrated request
 a tool_choice of allowed_tools             converted to the allowed tools and their mode: the front end refuses it
 echo, best_of, suffix, include_stop_str_in_output, prompt_logprobs, prompt_embeds, audio, web_search_options,
@@ -45,6 +45,7 @@ from pipeline.gateway.annotations import (
     regex_of_choices,
 )
 from pipeline.gateway.openai_types import check_types
+from pipeline.gateway.tool_guides import tool_guide
 
 Endpoint = Literal["chat", "completions"]
 # Default limits of the output. The worker lowers the limit to the engine's length.
@@ -65,9 +66,9 @@ _IGNORED_EXTENSIONS = ("use_raw_prompt", "max_thinking_tokens", "metadata_upload
 _GREEDY = "greed_sampling"
 
 
-def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
-    """Convert a client's request to the request to the front end. Raises RequestError for an unsupported field or a
-    value of a wrong type."""
+def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser: str | None) -> dict[str, Any]:
+    """Convert a client's request to the request to the front end. tool_call_parser: Dynamo's parser of the model's
+    calls. Raises RequestError for an unsupported field or a value of a wrong type."""
     sent = {name: value for name, value in body.items() if value is not None and name not in _WITHOUT_EFFECT}
     check_types(sent, endpoint)
     _refuse_unsupported(sent)
@@ -81,12 +82,7 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
     options |= _prediction(sent)
     options |= _logit_bias(sent)
     options |= _guide(sent)
-    if tools := tools_option(sent):
-        if GUIDE_TYPE in options and tools["choice"] != "auto":
-            raise RequestError(
-                "response_format and guided_* exclude a tool_choice that asks for a call; send one of them"
-            )
-        options[TOOLS] = json.dumps(tools)
+    options |= _tools(sent, tool_call_parser, GUIDE_TYPE in options)
     if (limit := sent.pop(NUM_DRAFT_TOKENS, None)) is not None:
         options[NUM_DRAFT_TOKENS] = str(_whole_number(limit, NUM_DRAFT_TOKENS))
     if sent.get("top_logprobs") == 0:
@@ -98,7 +94,7 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
         options[STATISTICS] = "true"
     kept = [text for text in annotations if not text.startswith(_RESERVED)]
     # A worker returns its refusal in ENGINE_DATA. With tools the front end drops it, see `forward`.
-    extra = {*fields} - {ENGINE_DATA} if tools else {*fields, ENGINE_DATA}
+    extra = {*fields} - {ENGINE_DATA} if TOOLS in options else {*fields, ENGINE_DATA}
     sent["nvext"] = {
         **extension,
         "annotations": kept + [annotation(name, value) for name, value in options.items()],
@@ -224,20 +220,20 @@ def _guide(sent: dict[str, Any]) -> dict[str, str]:
     return {GUIDE_TYPE: guides[0][0], GUIDE: guides[0][1]} if guides else {}
 
 
-def tools_option(sent: Mapping[str, Any]) -> dict[str, Any]:
-    """Tools of a request: {"functions": parameters by name, "choice": "auto", "required" or {"name": ...}, "parallel":
-    bool}. Empty if no call is allowed, or if the tools are invalid, which the front end reports."""
+def _tools(sent: Mapping[str, Any], parser: str | None, has_guide: bool) -> dict[str, str]:
+    """The mark of a request with tools, and their guide. Empty if no call is allowed, or if the tools are invalid, as
+    the front end reports. has_guide: whether the request has another guide."""
     tools, choice = sent.get("tools"), sent.get("tool_choice") or "auto"
     if isinstance(choice, Mapping):
         choice = choice.get("function")
     known = choice in ("auto", "required") or (isinstance(choice, Mapping) and isinstance(choice.get("name"), str))
     if not known or not _are_tools(tools):
         return {}
-    return {
-        "functions": {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools},
-        "choice": choice,
-        "parallel": sent.get("parallel_tool_calls") is not False,
-    }
+    if has_guide and choice != "auto":
+        raise RequestError("response_format and guided_* exclude a tool_choice that asks for a call; send one of them")
+    functions = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+    guide = tool_guide(functions, choice, sent.get("parallel_tool_calls") is not False, parser)
+    return {TOOLS: "true"} | ({GUIDE_TYPE: guide[0], GUIDE: guide[1]} if guide and not has_guide else {})
 
 
 def _guided(sent: dict[str, Any], name: str, kind: str) -> tuple[str, str] | None:

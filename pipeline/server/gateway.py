@@ -72,6 +72,7 @@ def deployment_spec(
         tritons=tuple(tritons),
         openai_http=None if front_end is None else f"{LOOPBACK}:{front_end}",
         model=resolved.model.name,
+        tool_call_parser=resolved.model.tool_call_parser,
         public_models=models if server.gateway.inner_models else public_models(models, not server.api_keys),
         tenant_models=(FRONT_MODEL, STOCK_FRONT_MODEL),
         max_seq_len=resolved.profile.engine.max_seq_len,

@@ -166,17 +166,7 @@ def test_a_guide_as_annotations_wins():
     assert "guided_decoding_guide" not in sent
 
 
-def test_tools_come_as_an_annotation_and_a_response_format_goes_before_them():
-    tools = json.dumps({"functions": {"f": {"type": "object"}}, "choice": {"name": "f"}, "parallel": True})
-    sent = values(read(request(None, None, {"guided_decoding": {"json": {}}}, annotation("tools", tools))))
-    assert sent["guided_decoding_guide_type"] == [b"json_schema"]
-    assert json.loads(sent["guided_decoding_guide"][0]) == {"type": "object"}
-
-    auto = annotation("tools", json.dumps({"functions": {"f": None}, "choice": "auto", "parallel": True}))
-    assert "guided_decoding_guide_type" not in values(read(request(None, None, None, auto)))
-    hermes = SPEC.model_copy(update={"tool_call_parser": "hermes"})
-    assert values(read(request(None, None, None, auto), spec=hermes))["guided_decoding_guide_type"] == [
-        b"structural_tag"
-    ]
-    both = request(None, None, None, auto, annotation("guide_type", "json"))
-    assert values(read(both, spec=hermes))["guided_decoding_guide_type"] == [b"json"]
+def test_the_guide_that_dynamo_makes_of_tools_is_not_used():
+    decoding = {"guided_decoding": {"json": {}}}
+    assert "guided_decoding_guide_type" in values(read(request(None, None, decoding)))
+    assert "guided_decoding_guide_type" not in values(read(request(None, None, decoding, annotation("tools", "true"))))

@@ -15,11 +15,11 @@ BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 
 
 def options(**more: Any) -> dict[str, str]:
-    return read_annotations(for_front_end(BODY | more, "chat")["nvext"]["annotations"])
+    return read_annotations(for_front_end(BODY | more, "chat", None)["nvext"]["annotations"])
 
 
 def test_what_the_front_end_knows_stays_as_it_is():
-    sent = for_front_end(BODY | {"seed": 3, "stream": True}, "chat")
+    sent = for_front_end(BODY | {"seed": 3, "stream": True}, "chat", None)
 
     assert {name: value for name, value in sent.items() if name != "nvext"} == BODY | {"seed": 3, "stream": True}
     assert sent["nvext"] == {"annotations": ["max_tokens:5"], "extra_fields": ["engine_data"]}
@@ -53,27 +53,27 @@ def test_what_the_front_end_knows_stays_as_it_is():
 )
 def test_fields_that_would_be_lost_become_annotations(field, value, expected):
     assert options(**{field: value}) == {"max_tokens": "5"} | expected
-    assert field not in for_front_end(BODY | {field: value}, "chat")
+    assert field not in for_front_end(BODY | {field: value}, "chat", None)
 
 
 def test_the_limit_is_always_named_so_that_a_worker_can_count_what_moved():
     body = {name: value for name, value in BODY.items() if name != "max_tokens"}
 
-    assert for_front_end(body | {"max_completion_tokens": 7}, "chat")["nvext"]["annotations"] == ["max_tokens:7"]
-    chat, completion = for_front_end(body, "chat"), for_front_end(body, "completions")
+    assert for_front_end(body | {"max_completion_tokens": 7}, "chat", None)["nvext"]["annotations"] == ["max_tokens:7"]
+    chat, completion = for_front_end(body, "chat", None), for_front_end(body, "completions", None)
     assert chat["nvext"]["annotations"] == [f"max_tokens:{chat['max_tokens']}"]
     assert completion["max_tokens"] == 16
 
 
 def test_a_client_cannot_set_what_the_worker_counts_by():
-    sent = for_front_end(BODY | {"nvext": {"annotations": ["max_tokens:99", "guide:x", "strategy:trie"]}}, "chat")
+    sent = for_front_end(BODY | {"nvext": {"annotations": ["max_tokens:99", "guide:x", "strategy:trie"]}}, "chat", None)
 
     assert sent["nvext"]["annotations"] == ["strategy:trie", "max_tokens:5"]
 
 
 def test_statistics_are_asked_for_in_either_way():
-    ours = for_front_end(BODY | {"draft_statistics": True, "nvext": {"extra_fields": ["timing"]}}, "chat")
-    dynamos = for_front_end(BODY | {"nvext": {"extra_fields": ["engine_data"]}}, "chat")
+    ours = for_front_end(BODY | {"draft_statistics": True, "nvext": {"extra_fields": ["timing"]}}, "chat", None)
+    dynamos = for_front_end(BODY | {"nvext": {"extra_fields": ["engine_data"]}}, "chat", None)
 
     assert ours["nvext"]["extra_fields"] == ["engine_data", "timing"]
     assert "draft_statistics" not in ours
@@ -123,15 +123,15 @@ def test_a_field_of_a_wrong_type_or_without_effect_is_named(wrong, sentence):
 
 
 def test_no_alternatives_are_asked_for_as_without_the_field():
-    assert "top_logprobs" not in for_front_end(BODY | {"logprobs": True, "top_logprobs": 0}, "chat")
-    assert for_front_end(BODY | {"logprobs": True, "top_logprobs": 2}, "chat")["top_logprobs"] == 2
+    assert "top_logprobs" not in for_front_end(BODY | {"logprobs": True, "top_logprobs": 0}, "chat", None)
+    assert for_front_end(BODY | {"logprobs": True, "top_logprobs": 2}, "chat", None)["top_logprobs"] == 2
 
 
 def test_fields_without_effect_are_left_out():
     fields = {"user": None, "verbosity": None, "stop": [], "safety_identifier": "a", "prompt_cache_key": "b"}
 
-    assert for_front_end(BODY | fields, "chat") == for_front_end(BODY, "chat")
-    assert for_front_end(BODY | {"stop": ["a"]}, "chat")["stop"] == ["a"]
+    assert for_front_end(BODY | fields, "chat", None) == for_front_end(BODY, "chat", None)
+    assert for_front_end(BODY | {"stop": ["a"]}, "chat", None)["stop"] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -144,37 +144,39 @@ def test_fields_without_effect_are_left_out():
     ],
 )
 def test_stream_options_are_completed(options, sent):
-    assert for_front_end(BODY | {"stream": True, "stream_options": options}, "chat")["stream_options"] == sent
+    assert for_front_end(BODY | {"stream": True, "stream_options": options}, "chat", None)["stream_options"] == sent
 
 
 def test_a_refusal_can_come_back_unless_tools_hide_it():
     tools = [{"type": "function", "function": {"name": "f"}}]
     asked = BODY | {"tools": tools, "nvext": {"extra_fields": ["engine_data", "timing"]}}
 
-    assert for_front_end(asked, "chat")["nvext"]["extra_fields"] == ["timing"]
-    assert for_front_end(asked | {"tool_choice": "none"}, "chat")["nvext"]["extra_fields"] == ["engine_data", "timing"]
+    assert for_front_end(asked, "chat", None)["nvext"]["extra_fields"] == ["timing"]
+    assert for_front_end(asked | {"tool_choice": "none"}, "chat", None)["nvext"]["extra_fields"] == [
+        "engine_data",
+        "timing",
+    ]
 
 
-def test_tools_stay_and_are_repeated_for_the_worker():
+def test_tools_stay_and_have_a_guide():
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    sent = for_front_end(BODY | {"tools": tools, "tool_choice": "required"}, "chat")
+    sent = for_front_end(BODY | {"tools": tools, "tool_choice": "required"}, "chat", None)
 
     assert (sent["tools"], sent["tool_choice"]) == (tools, "required")
-    assert json.loads(options(tools=tools, tool_choice="required")["tools"]) == {
-        "functions": {"f": {"type": "object"}},
-        "choice": "required",
-        "parallel": True,
-    }
+    found = options(tools=tools, tool_choice="required")
+    assert (found["tools"], found["guide_type"]) == ("true", "json_schema")
+    assert json.loads(found["guide"])["items"]["anyOf"][0]["properties"]["parameters"] == {"type": "object"}
     assert "tools" not in options(tools=tools, tool_choice="none")
 
 
 def test_allowed_tools_become_the_only_tools():
     one, other = ({"type": "function", "function": {"name": name}} for name in "ab")
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [other]}}
-    sent = for_front_end(BODY | {"tools": [one, other], "tool_choice": allowed}, "chat")
+    sent = for_front_end(BODY | {"tools": [one, other], "tool_choice": allowed}, "chat", None)
 
     assert (sent["tools"], sent["tool_choice"]) == ([other], "required")
-    assert json.loads(options(tools=[one, other], tool_choice=allowed)["tools"])["functions"] == {"b": None}
+    (call,) = json.loads(options(tools=[one, other], tool_choice=allowed)["guide"])["items"]["anyOf"]
+    assert call["properties"]["name"] == {"const": "b"}
     with pytest.raises(RequestError, match="allows 'b', which is not in tools"):
         options(tools=[one], tool_choice=allowed)
 
@@ -190,11 +192,11 @@ def test_a_call_that_is_asked_for_and_a_response_format_exclude_each_other():
 
 def test_greedy_sampling_becomes_a_temperature_of_zero():
     body = BODY | {"temperature": 0.9, "nvext": {"greed_sampling": True, "annotations": ["a:b"]}}
-    sent = for_front_end(body, "chat")
+    sent = for_front_end(body, "chat", None)
     assert sent["temperature"] == 0
     assert sent["nvext"] == {"annotations": ["a:b", "max_tokens:5"], "extra_fields": ["engine_data"]}
 
-    sent = for_front_end(body | {"nvext": {"greed_sampling": False}}, "chat")
+    sent = for_front_end(body | {"nvext": {"greed_sampling": False}}, "chat", None)
     assert sent["temperature"] == 0.9
     assert "greed_sampling" not in sent["nvext"]
 
@@ -202,4 +204,4 @@ def test_greedy_sampling_becomes_a_temperature_of_zero():
 @pytest.mark.parametrize("name", ["use_raw_prompt", "max_thinking_tokens", "metadata_upload", "greed_sampling"])
 def test_members_of_nvext_that_are_ignored_are_refused(name):
     with pytest.raises(RequestError, match=rf"^nvext\.{name} "):
-        for_front_end(BODY | {"nvext": {name: 1}}, "chat")
+        for_front_end(BODY | {"nvext": {name: 1}}, "chat", None)

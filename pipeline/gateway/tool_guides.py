@@ -24,15 +24,12 @@ _BEGIN, _END = "<tool_call>", "\n</tool_call>"
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def tool_guide(asked: str, parser: str | None) -> tuple[str, str] | None:
-    """Type and text of the guide; None for unconstrained output. asked: JSON text of `openai_fields.tools_option`.
-    parser: Dynamo's name of the parser of the model's calls. Raises RequestError if tool_choice names an unknown
-    function."""
-    value = json.loads(asked)
-    functions: dict[str, Any] = value["functions"]
-    choice = value["choice"]
+def tool_guide(functions: Mapping[str, Any], choice: Any, parallel: bool, parser: str | None) -> tuple[str, str] | None:
+    """Type and text of the guide; None for unconstrained output. functions: schema of the parameters by name. choice:
+    "auto", "required" or {"name": ...}. parallel: whether several calls are allowed. parser: Dynamo's name of the
+    parser of the model's calls. Raises RequestError if the choice names an unknown function."""
     if choice == "required":
-        return "json_schema", json.dumps(_calls(functions, parallel=value["parallel"]))
+        return "json_schema", json.dumps(_calls(functions, parallel))
     if choice == "auto":
         return ("structural_tag", json.dumps(_hermes_calls(functions))) if parser == HERMES else None
     name = choice["name"]

@@ -11,9 +11,10 @@ from llguidance import LLMatcher
 
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.grammar.translation import grammar_text
-from pipeline.dynamo.tool_guides import tool_guide
 from pipeline.errors import RequestError
-from pipeline.gateway.openai_fields import tools_option
+from pipeline.gateway.annotations import read_annotations
+from pipeline.gateway.openai_fields import for_front_end
+from pipeline.gateway.tool_guides import tool_guide
 from tests.grammars import TOKENS, vocabulary
 
 CITY = {
@@ -25,12 +26,8 @@ CITY = {
 FUNCTIONS = {"weather": CITY, "now": None}
 
 
-def asked(choice: Any, parallel: bool = True) -> str:
-    return json.dumps({"functions": FUNCTIONS, "choice": choice, "parallel": parallel})
-
-
 def guide(choice: Any, parser: str | None = None, parallel: bool = True) -> tuple[str, Any]:
-    found = tool_guide(asked(choice, parallel), parser)
+    found = tool_guide(FUNCTIONS, choice, parallel, parser)
     assert found is not None
     return found[0], json.loads(found[1])
 
@@ -66,12 +63,12 @@ def test_a_named_function_gives_its_arguments_alone() -> None:
     assert guide({"name": "weather"}) == ("json_schema", CITY)
     assert guide({"name": "now"})[1]["additionalProperties"] is False
     with pytest.raises(RequestError, match="tool_choice names 'other', and tools hold weather, now"):
-        tool_guide(asked({"name": "other"}), None)
+        tool_guide(FUNCTIONS, {"name": "other"}, True, None)
 
 
 def test_auto_leaves_text_free_and_holds_hermes_calls_to_their_schemas() -> None:
-    assert tool_guide(asked("auto"), None) is None
-    assert tool_guide(asked("auto"), "llama3_json") is None
+    assert tool_guide(FUNCTIONS, "auto", True, None) is None
+    assert tool_guide(FUNCTIONS, "auto", True, "llama3_json") is None
     kind, tag = guide("auto", "hermes")
     assert kind == "structural_tag"
     begins = [structure["begin"] for structure in tag["structures"]]
@@ -89,10 +86,10 @@ def test_auto_leaves_text_free_and_holds_hermes_calls_to_their_schemas() -> None
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ({}, "auto"),
-        ({"tool_choice": "auto"}, "auto"),
-        ({"tool_choice": "required"}, "required"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, {"name": "f"}),
+        ({}, "structural_tag"),
+        ({"tool_choice": "auto"}, "structural_tag"),
+        ({"tool_choice": "required"}, "json_schema"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "json_schema"),
         ({"tool_choice": "none"}, None),
         ({"tool_choice": {"type": "custom"}}, None),
         ({"tools": []}, None),
@@ -100,12 +97,14 @@ def test_auto_leaves_text_free_and_holds_hermes_calls_to_their_schemas() -> None
         ({"tools": "f"}, None),
     ],
 )
-def test_the_gateway_hands_over_well_formed_tools(more: dict[str, Any], expected: Any) -> None:
-    body = {"tools": [{"type": "function", "function": {"name": "f", "parameters": CITY}}]} | more
-    found = tools_option(body)
-    assert found == ({} if expected is None else {"functions": {"f": CITY}, "choice": expected, "parallel": True})
+def test_well_formed_tools_have_a_guide(more: dict[str, Any], expected: Any) -> None:
+    body = {"messages": [], "tools": [{"type": "function", "function": {"name": "f", "parameters": CITY}}]} | more
+    found = read_annotations(for_front_end(body, "chat", "hermes")["nvext"]["annotations"])
+    assert (found.get("guide_type"), "tools" in found) == (expected, expected is not None)
 
 
 def test_parallel_calls_can_be_switched_off() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert tools_option({"tools": tools, "parallel_tool_calls": False})["parallel"] is False
+    body = {"messages": [], "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    found = read_annotations(for_front_end(body, "chat", None)["nvext"]["annotations"])
+    assert json.loads(found["guide"])["maxItems"] == 1
