@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from pipeline.gateway.input_types import Types
 from pipeline.gateway.spec import TRITON_GRPC_KEY, TRITON_KEY_HEADER, DeploymentSpec, TritonSpec
 from pipeline.gateway.upstream import Upstream
 from pipeline.response_stream import Departures
@@ -30,15 +29,13 @@ class TritonGrpc:
 
 @dataclass(slots=True)
 class Deployment:
-    """Triton servers and the OpenAI front end that uses them. http, grpc: access to each Triton server. known_types:
-    cached datatypes of inputs, by model. num_running: running requests. departures: gRPC calls of clients that have
-    left."""
+    """Triton servers and the OpenAI front end that uses them. http, grpc: access to each Triton server. num_running:
+    running requests. departures: gRPC calls of clients that have left."""
 
     spec: DeploymentSpec
     http: tuple[Upstream, ...]
     grpc: tuple[TritonGrpc, ...]
     openai: Upstream | None
-    known_types: dict[str, Types] = field(default_factory=dict)
     num_running: int = 0
     departures: Departures = field(default_factory=Departures)
 

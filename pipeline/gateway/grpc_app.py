@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -176,23 +176,18 @@ class GrpcGateway:
         return longest if remaining is None else min(remaining, longest)
 
 
-class _refused:
-    """Context manager that converts a Refusal, or an error of the upstream call, to the status of the gRPC call."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, grpc.aio.AioRpcError):
-            error = _refusal_of_rpc(error)
-        if not isinstance(error, Refusal):
-            return False
-        trailing = () if error.retry_after_s is None else (("retry-after", str(error.retry_after_s)),)
-        await self._context.abort(error.grpc_code, error.sentence, trailing)
-        return True
+@asynccontextmanager
+async def _refused(context: Any) -> AsyncIterator[None]:
+    """Convert a Refusal in the block, or an error of the upstream call, to the status of the gRPC call."""
+    try:
+        yield
+        return
+    except grpc.aio.AioRpcError as error:
+        refusal = _refusal_of_rpc(error)
+    except Refusal as error:
+        refusal = error
+    trailing = () if refusal.retry_after_s is None else (("retry-after", str(refusal.retry_after_s)),)
+    await context.abort(refusal.grpc_code, refusal.sentence, trailing)
 
 
 def _release(held: ExitStack, ended: asyncio.Task[None]) -> None:

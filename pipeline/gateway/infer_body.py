@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.gateway.bodies import Json, parse_json, write_json
-from pipeline.gateway.generate_body import MAX_TOKENS, NAMESPACE, Checked, positive, single, with_request_id
-from pipeline.gateway.input_types import Types
+from pipeline.gateway.generate_body import MAX_TOKENS, NAMESPACE, Checked, Types, positive, single, with_request_id
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
 

@@ -24,7 +24,7 @@ from pipeline.repository.names import TARGET_MODEL
 from pipeline.server.client import TextQuery, complete
 from pipeline.server.figures import read_metrics
 from pipeline.server.processes import marked_processes, model_processes
-from pipeline.server.state import find_own, find_server, is_ready, replica_dir
+from pipeline.server.state import answers, find_own, find_server, is_ready, replica_dir
 from tests.integration.servers import TORCH, prepared
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, wait_for
@@ -147,14 +147,17 @@ def test_an_output_moves_away_from_a_server_that_hangs(fleet: Fleet, of_engine: 
     number = shares(fleet, before).index(200)
     server_id = fleet.servers[number].state.server_id
     engine = next(pid for pid, model in model_processes(server_id).items() if model == TARGET_MODEL)
+    folder = replica_dir(fleet.servers[0].run_dir, number + 1)
+    earlier = find_own(folder)
+    assert earlier is not None
     output = stream()
     text = next(output)
     os.kill(engine if of_engine else psutil.Process(engine).ppid(), signal.SIGSTOP)
 
     assert text + "".join(output) == expected
-    state = wait_for(lambda: (s := find_own(replica_dir(fleet.servers[0].run_dir, number + 1))) and s.restarts and s)
+    state = wait_for(lambda: (s := find_own(folder)) and s.restarts > earlier.restarts and s)
     assert state.restart_reason == "it did not answer for 30 s"
-    wait_for(lambda: is_ready(fleet.servers[number].state))
+    wait_for(lambda: answers(f"http://127.0.0.1:{state.triton_http_port}/v2/health/ready"))
 
 
 def test_a_fleet_serves_on_without_its_first_server(fleet: Fleet) -> None:

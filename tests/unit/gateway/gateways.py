@@ -26,7 +26,7 @@ GENERATE = "/v2/models/lookahead_bls/generate"
 STREAM = "/v2/models/lookahead_bls/generate_stream"
 INFER = "/v2/models/lookahead_bls/infer"
 MAX_SEQ_LEN = 100
-METADATA = {"inputs": [{"name": n, "datatype": d} for n, d in (("namespace", "BYTES"), ("max_tokens", "INT32"))]}
+TYPES = {"namespace": "BYTES", "max_tokens": "INT32"}
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
@@ -49,7 +49,7 @@ def deployment_of(number: int = 1) -> DeploymentSpec:
         tritons=(TritonSpec(http=f"triton:{number}", grpc="triton:2", metrics="triton:4", key="secret"),),
         openai_http=f"front:{number}",
         model="m",
-        public_models=("lookahead_bls",),
+        public_models={"lookahead_bls": TYPES},
         tenant_models=("lookahead_bls", "tensorrt_llm_bls"),
         max_seq_len=MAX_SEQ_LEN,
     )
@@ -139,14 +139,8 @@ def client_of(
 
 
 def behind(answer: Any = None) -> Behind:
-    """Answers requests for the model's metadata, and others with the given response."""
-
-    def act(request: httpx.Request) -> httpx.Response:
-        if request.method == "GET" and request.url.path == "/v2/models/lookahead_bls":
-            return httpx.Response(200, json=METADATA)
-        return answer(request) if callable(answer) else json_answer(200, {"text_output": "x"})
-
-    return Behind(act)
+    """Sends the given responses."""
+    return Behind(answer if callable(answer) else lambda request: json_answer(200, {"text_output": "x"}))
 
 
 def send(server: Behind, method: str, path: str, spec: Any = None, **options: Any) -> httpx.Response:

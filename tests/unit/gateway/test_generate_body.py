@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.gateway.input_types import check_types, types_of
+from pipeline.gateway.generate_body import check_types
 from pipeline.gateway.refusal import Refusal
 
-TYPES = types_of(
-    {
-        "inputs": [
-            {"name": "text", "datatype": "BYTES", "shape": [-1, 1]},
-            {"name": "count", "datatype": "INT32", "shape": [-1, 1]},
-            {"name": "seed", "datatype": "UINT64", "shape": [-1, 1]},
-            {"name": "heat", "datatype": "FP32", "shape": [-1, 1]},
-            {"name": "flag", "datatype": "BOOL", "shape": [-1, 1]},
-        ]
-    }
-)
+TYPES = {"text": "BYTES", "count": "INT32", "seed": "UINT64", "heat": "FP32", "flag": "BOOL"}
 
 
 @pytest.mark.parametrize(
