@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from pipeline.backends.tensorrt_llm.strict import strict_profile
 from pipeline.config.places import Places
-from pipeline.dynamo.fleet import Fleet, openai_url, start_fleet
+from pipeline.dynamo.fleet import Fleet, openai_url, start_fleet, stop_fleet
 from pipeline.engine.create import create_scheduler
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import load_engine
@@ -121,16 +121,22 @@ def stock(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[Sto
 
 @pytest.fixture(scope="package")
 def openai_fleet(shared_where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """The tiny model behind the OpenAI API."""
-    folder = tmp_path_factory.mktemp("run")
+    """The tiny model behind the OpenAI API, found by its folder and stopped as by another process."""
+    folder, temporary = (tmp_path_factory.mktemp(name) for name in ("run", "temporary"))
     settings = ("server.openai=true", "model.tool_call_parser=hermes")
-    fleet = start_fleet(prepared(shared_where, *settings), shared_where, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        fleet = start_fleet(prepared(shared_where, *settings), shared_where, folder, detach=True)
     try:
+        assert [service.name for service in find_services(folder)] == ["front-end", "gateway", "worker-1"]
         yield fleet
     finally:
-        fleet.stop()
+        stopped = stop_fleet(folder)
+    assert stopped == fleet.state
+    assert stop_fleet(folder) is None
     assert not find_services(folder)
     assert not find_replicas(folder)
+    assert not list(temporary.iterdir())
     for state in (fleet.state, *(service.state for service in fleet.services)):
         assert not left_over(state.server_id)
     check_log(fleet.servers[0].log_path)

@@ -223,30 +223,23 @@ def test_a_stream_that_hands_its_place_on_brings_the_same_text(closed):
     assert {future.result().text for future in together} == {alone}
 
 
-@pytest.fixture(scope="module")
-def mortal(shared_where, served, tmp_path_factory) -> Iterator[RunningServer]:
-    """A server whose processes are killed one after the other."""
-    with running(served, shared_where, tmp_path_factory.mktemp("mortal")) as server:
-        yield server
-
-
 @pytest.mark.parametrize("victim", ["tritonserver", "engine", "gateway"])
-def test_what_dies_comes_back_and_clients_are_answered_meanwhile(mortal, victim):
-    assert works(mortal)
-    assert mortal.gateway is not None
+def test_what_dies_comes_back_and_clients_are_answered_meanwhile(closed, victim):
+    assert works(closed)
+    assert closed.gateway is not None
     if victim == "gateway":
-        pids = [p.pid for p in processes_of(mortal.state.gateway_id) if "pipeline.gateway" in p.cmdline()]
+        pids = [p.pid for p in processes_of(closed.state.gateway_id) if "pipeline.gateway" in p.cmdline()]
     elif victim == "engine":
-        pids = [pid for pid, model in model_processes(mortal.state.server_id).items() if model == TARGET_MODEL]
+        pids = [pid for pid, model in model_processes(closed.state.server_id).items() if model == TARGET_MODEL]
     else:
-        pids = [p.pid for p in processes_of(mortal.state.server_id) if "tritonserver" in p.name()]
+        pids = [p.pid for p in processes_of(closed.state.server_id) if "tritonserver" in p.name()]
     os.kill(pids[0], signal.SIGKILL)
 
     codes = set()
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
-            answer = httpx.post(url_of(mortal), json={"text_input": PROMPT, "max_tokens": 4}, timeout=PATIENCE_S)
+            answer = httpx.post(url_of(closed), json={"text_input": PROMPT, "max_tokens": 4}, timeout=PATIENCE_S)
         except httpx.HTTPError:
             codes.add(0)
         else:
@@ -259,7 +252,7 @@ def test_what_dies_comes_back_and_clients_are_answered_meanwhile(mortal, victim)
         time.sleep(0.1)
     assert 200 in codes
     assert 0 not in codes or victim == "gateway"
-    assert is_ready(mortal.state)
+    assert is_ready(closed.state)
 
 
 def test_errors_of_one_request_leave_other_outputs_unchanged(closed):

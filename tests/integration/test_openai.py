@@ -10,13 +10,11 @@ import httpx
 import openai
 import pytest
 
-from pipeline.dynamo.fleet import start_fleet, stop_fleet
 from pipeline.server.figures import read_metrics
-from pipeline.server.service import find_services
 from tests.integration.openai_requests import MESSAGES, MODEL, chat, text
-from tests.integration.servers import ask, prepared
+from tests.integration.servers import ask
 from tests.patience import PATIENCE_S
-from tests.servers import left_over, wait_for
+from tests.servers import wait_for
 from tests.unit.test_deploy import dashboard_queries, metric_names
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -278,17 +276,3 @@ def test_every_metric_of_the_dashboard_is_exposed(client, openai_fleet):
     wanted = {name for query in dashboard_queries() for name in metric_names(query)}
 
     assert wanted <= exposed
-
-
-def test_another_process_finds_and_stops_all_of_it(shared_where, tmp_path, monkeypatch):
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    started = start_fleet(prepared(shared_where, "server.openai=true"), shared_where, tmp_path, detach=True)
-
-    assert [service.name for service in find_services(tmp_path)] == ["front-end", "gateway", "worker-1"]
-    assert stop_fleet(tmp_path) == started.state
-    assert stop_fleet(tmp_path) is None
-    for service in started.services:
-        assert not left_over(service.state.server_id)
-    assert not list(temporary.iterdir())

@@ -146,7 +146,7 @@ def foreground(where: Places) -> Iterator[tuple[subprocess.Popen[str], ServerSta
         stop_server(folder)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_the_command_takes_its_server_with_it(shared_where, how):
     with foreground(shared_where) as (process, state):
         process.send_signal(how)
