@@ -75,9 +75,12 @@ def option_values(words: list[str], *names: str) -> list[str]:
 
 
 @pytest.mark.parametrize("line", commands())
-def test_a_command_on_a_page_exists_with_its_options(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_on_a_page_exists_with_its_options(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not (words := words_of(line)):
         return
+    monkeypatch.setattr("typer.rich_utils.rich_format_help", lambda **options: None)  # takes most of the time
     with pytest.raises(SystemExit) as caught:
         cli.main([*words, "--help"])
     assert not caught.value.code, capsys.readouterr().err

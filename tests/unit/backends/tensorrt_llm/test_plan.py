@@ -7,7 +7,9 @@ import json
 import pytest
 
 from pipeline.backends.tensorrt_llm.build import full_text
+from pipeline.backends.tensorrt_llm.build_context import build_context_of
 from pipeline.backends.tensorrt_llm.plan import plan_for
+from pipeline.backends.tensorrt_llm.rules import faults_of
 from pipeline.config.loading import names_in
 from pipeline.config.places import places
 from pipeline.engine.backend import backend_of
@@ -28,6 +30,7 @@ def plan(*overrides: str, model: str = "llama2-13b", profile: str = "latency"):
 @pytest.mark.parametrize("model", names_in(places().models))
 def test_every_shipped_plan_is_complete_and_keeps_the_rules(model, profile, speculation):
     resolved = trt_config(model, profile, f".speculation={speculation}")
+    assert faults_of(build_context_of(resolved)) == []
     found = plan_for(resolved)
     sizes, lookahead = resolved.profile.engine, resolved.lookahead
     w, n, g = lookahead.max_window_size, lookahead.max_ngram_size, lookahead.max_verification_set_size
