@@ -8,12 +8,12 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.patience import PATIENCE_S
+from tests.servers import wait_for
 
 COMMAND = """
 import os, signal, time
@@ -55,24 +55,23 @@ from pipeline.cli.output import note
 leave_on_signals()
 try:
     note("begun")
+    Path(sys.argv[1], "begun").touch()
     time.sleep(60)
 finally:
     time.sleep(0.1)
     note("cleaning up")
-    Path(sys.argv[1]).touch()
+    Path(sys.argv[1], "cleaned").touch()
 """
 
 
 def test_a_closed_terminal_ends_a_command_with_its_cleanup(tmp_path: Path) -> None:
     pid, terminal = pty.fork()
     if not pid:
-        os.execv(sys.executable, [sys.executable, "-c", HANGS_UP, str(tmp_path / "cleaned")])
-    assert b"begun" in os.read(terminal, 100)
+        os.execv(sys.executable, [sys.executable, "-c", HANGS_UP, str(tmp_path)])
+    wait_for((tmp_path / "begun").exists)  # no earlier: the terminal must not be closed within a message
     os.close(terminal)
-    until = time.monotonic() + PATIENCE_S
-    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert os.waitstatus_to_exitcode(ended[1]) == 128 + signal.SIGHUP
+    _, status = wait_for(lambda: (ended := os.waitpid(pid, os.WNOHANG)) != (0, 0) and ended)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
     assert (tmp_path / "cleaned").exists()
 
 

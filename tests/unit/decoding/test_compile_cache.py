@@ -13,9 +13,17 @@ import pytest
 from pipeline.decoding import compile_cache
 from pipeline.decoding.compile_cache import COMPLETE, PACKAGE, find_cache, loop_sources, state_of
 
+# Each line read starts a process that imports the package anew, but not numba.
 SMALL_LOOP = """
-from pipeline.decoding.mixing import logit
-print(round(logit(0.25), 3), sum(logit.stats.cache_misses.values()), sum(logit.stats.cache_hits.values()))
+import os, sys
+import numba
+for _ in sys.stdin:
+    if not os.fork():
+        from pipeline.decoding.mixing import logit
+        stats = logit.stats
+        print(round(logit(0.25), 3), sum(stats.cache_misses.values()), sum(stats.cache_hits.values()), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
 
 
@@ -25,29 +33,30 @@ def package(tmp_path: Path) -> Path:
     return Path(shutil.copytree(PACKAGE, tmp_path / "pipeline", ignore=shutil.ignore_patterns("__pycache__")))
 
 
-def ask(package: Path, cache: Path) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", SMALL_LOOP],
-        cwd=package.parent,
-        env=os.environ | {"PYTHONPATH": str(package.parent), compile_cache.VARIABLE: str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
 def test_a_changed_loop_is_compiled_anew_and_an_unchanged_one_is_not(package: Path, tmp_path: Path):
     cache, path = tmp_path / "cache", package / "decoding" / "mixing.py"
     path.write_text(f"{path.read_text()}# {tmp_path}\n")  # of the package as it is the environment may hold everything
-    assert ask(package, cache) == ["-1.099", "1", "0"]
-    assert ask(package, cache) == ["-1.099", "0", "1"]
-    stamp = path.stat()
-    path.write_text(path.read_text().replace("np.log(clipped", "2 * np.log(clipped"))
-    # The time stamp says nothing: files of a wheel, and of a container, may all have one.
-    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert ask(package, cache) == ["-2.197", "1", "0"]
+    environment = os.environ | {"PYTHONPATH": str(package.parent), compile_cache.VARIABLE: str(cache)}
+    with subprocess.Popen(
+        [sys.executable, "-c", SMALL_LOOP],
+        cwd=package.parent,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as loop:
+
+        def ask() -> list[str]:
+            print(file=loop.stdin, flush=True)
+            return loop.stdout.readline().split()  # type: ignore[union-attr]
+
+        assert ask() == ["-1.099", "1", "0"]
+        assert ask() == ["-1.099", "0", "1"]
+        stamp = path.stat()
+        path.write_text(path.read_text().replace("np.log(clipped", "2 * np.log(clipped"))
+        # The time stamp says nothing: files of a wheel, and of a container, may all have one.
+        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        assert ask() == ["-2.197", "1", "0"]
 
 
 def test_what_loops_import_counts_and_what_holds_none_does_not(package: Path):
