@@ -25,23 +25,6 @@ from tests.servers import left_over, processes_of, wait_for, wait_for_guard
 from tests.unit.server.fake_server import FREE, assert_gone, slow_end, start, write
 
 
-@pytest.mark.parametrize("victim", ["guard", "server", "both"])
-def test_whatever_is_killed_nothing_is_left_and_the_next_start_works(fake, tmp_path, victim):
-    server = start(tmp_path)
-    processes = processes_of(server.state.server_id)
-    guard = [process for process in processes if process.pid == server.state.guard_pid]
-    tritonserver = [process for process in processes if str(fake) in process.cmdline()]
-    for process in {"guard": guard, "server": tritonserver, "both": guard + tritonserver}[victim]:
-        process.send_signal(signal.SIGKILL)
-    server.wait()
-
-    assert find_server(tmp_path / "run") is None
-    assert_gone(server)
-    again = start(tmp_path)
-    again.stop()
-    assert_gone(again)
-
-
 def tritonserver_of(server, fake):
     """Its process. One that was killed has no command line until the guard has taken notice."""
     for process in processes_of(server.state.server_id):

@@ -83,16 +83,16 @@ def test_another_process_can_stop_it(fake, tmp_path):
     assert_gone(server)
 
 
-@pytest.mark.parametrize("victim", ["guard", "server"])
-def test_the_log_of_a_server_that_died_is_kept_and_one_that_was_stopped_is_not(fake, tmp_path, victim):
+@pytest.mark.parametrize("victim", ["guard", "server", "both"])
+def test_whatever_is_killed_only_the_log_is_left_and_the_next_start_works(fake, tmp_path, victim):
     write(fake, 'print("words before the end", flush=True)')
     notes: list[str] = []
     server = start(tmp_path, note=notes.append)
     assert not any("its log is now" in note for note in notes)
-    pid = server.state.guard_pid
-    if victim == "server":
-        pid = next(p.pid for p in processes_of(server.state.server_id) if str(fake) in p.cmdline())
-    psutil.Process(pid).send_signal(signal.SIGKILL)
+    guard = psutil.Process(server.state.guard_pid)
+    tritonserver = next(p for p in processes_of(server.state.server_id) if str(fake) in p.cmdline())
+    for process in {"guard": [guard], "server": [tritonserver], "both": [guard, tritonserver]}[victim]:
+        process.send_signal(signal.SIGKILL)
     server.wait()
     assert find_server(tmp_path / "run") is None
     assert_gone(server)
@@ -106,6 +106,7 @@ def test_the_log_of_a_server_that_died_is_kept_and_one_that_was_stopped_is_not(f
         assert "ended by itself (signal 9, Killed)" in kept.read_text()
 
     again.stop()
+    assert_gone(again)
     assert "was stopped (SIGTERM)" in (tmp_path / "run" / "server.log").read_text()
     start(tmp_path).stop()
     assert not (tmp_path / "run" / "server.log.2").exists()
