@@ -6,12 +6,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
+import tritonclient.grpc as grpc
 
 from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
@@ -58,6 +60,16 @@ def url_of(state: ServerState, protocol: Protocol) -> str:
 def ask(server: RunningServer, protocol: Protocol = "grpc", **fields: object) -> Completion:
     query = TextQuery(**({"text_input": PROMPT, "max_tokens": 24, "return_statistics": True} | fields))  # type: ignore[arg-type]
     return complete(query, url_of(server.state, protocol), protocol, timeout_s=PATIENCE_S)
+
+
+def streamed(url: str, model: str, inputs: Sequence[object], **keywords: Any) -> list[Any]:
+    """Results and errors of one request over a gRPC stream, by NVIDIA's client."""
+    answers: list[Any] = []
+    with grpc.InferenceServerClient(url) as client:
+        client.start_stream(lambda result, error: answers.append(error or result))
+        client.async_stream_infer(model, inputs, **keywords)
+        client.stop_stream()
+    return answers
 
 
 def num_cancelled(server: RunningServer) -> int:

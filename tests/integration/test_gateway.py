@@ -28,7 +28,7 @@ from pipeline.server.server import RunningServer
 from pipeline.server.startup import PreparedServer
 from pipeline.server.state import is_ready
 from tests.integration.gateway_requests import url_of, works
-from tests.integration.servers import PROMPT, running, with_settings
+from tests.integration.servers import PROMPT, running, streamed, with_settings
 from tests.patience import PATIENCE_S
 from tests.servers import processes_of
 
@@ -127,13 +127,9 @@ def test_shared_memory_of_others_is_neither_readable_nor_named(closed):
     assert {path.stat().st_mode & 0o077 for path in shm_files(closed.state.server_id) if not path.is_symlink()} == {0}
     tensor = triton.InferInput("text_input", [1, 1], "BYTES")
     tensor.set_shared_memory(shm_files(closed.state.server_id)[0].name, 8)
-    answers: list[object] = []
-    with triton.InferenceServerClient(closed.state.grpc_url) as client:
-        client.start_stream(lambda result, error: answers.append(error))
-        client.async_stream_infer(FRONT_MODEL, [tensor])
-        client.stop_stream()
 
-    (error,) = answers
+    (error,) = streamed(closed.state.grpc_url, FRONT_MODEL, [tensor])
+
     assert "shared memory" in str(error)
     assert closed.state.server_id not in str(error)
 
@@ -282,13 +278,10 @@ def test_errors_of_one_request_leave_other_outputs_unchanged(closed):
 def test_tensors_of_the_wrong_shape_get_a_sentence_by_grpc(closed):
     tensor = triton.InferInput("text_input", [2, 3], "BYTES")
     tensor.set_data_from_numpy(np.full((2, 3), b"x", np.object_))
-    answers: list[object] = []
-    with triton.InferenceServerClient(closed.state.grpc_url) as client:
-        client.start_stream(lambda result, error: answers.append(error))
-        client.async_stream_infer(FRONT_MODEL, [tensor])
-        client.stop_stream()
 
-    assert answers[0] is not None
+    (error,) = streamed(closed.state.grpc_url, FRONT_MODEL, [tensor])
+
+    assert isinstance(error, InferenceServerException)
     assert works(closed)
 
 

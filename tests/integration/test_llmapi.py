@@ -17,6 +17,7 @@ from pipeline.config.resolution import resolve_config
 from pipeline.engine.backend import backend_of
 from pipeline.llmapi.repository import MODEL, render_llmapi
 from pipeline.server.server import RunningServer, start_server
+from tests.integration.servers import streamed
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.triton]
@@ -73,12 +74,7 @@ def inputs_of(prompt: str, streaming: bool, max_tokens: int = 40) -> list[triton
 
 def ask(server: RunningServer, prompt: str, streaming: bool) -> list[dict[str, Any]]:
     """The answers to one request over a gRPC stream."""
-    answers: list[Any] = []
-    client = triton.InferenceServerClient(server.state.grpc_url)
-    client.start_stream(lambda result, error: answers.append(error or result))
-    client.async_stream_infer(MODEL, inputs_of(prompt, streaming))
-    client.stop_stream()
-    client.close()
+    answers = streamed(server.state.grpc_url, MODEL, inputs_of(prompt, streaming))
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer

@@ -19,7 +19,7 @@ from pipeline.server.client import Protocol, TextQuery, stream_text
 from pipeline.server.startup import PreparedServer
 from pipeline.triton_models.text_codec import load_codec
 from pipeline.triton_models.text_request import text_request
-from tests.integration.servers import PROMPT, ask, num_cancelled, settled_metrics, url_of
+from tests.integration.servers import PROMPT, ask, num_cancelled, settled_metrics, streamed, url_of
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for
 
@@ -123,21 +123,14 @@ def test_a_bad_request_gets_a_sentence_and_the_next_one_works(server, wrong, sen
 
 
 def test_bad_utf8_and_wrong_types_get_an_error_and_the_next_request_works(server):
-    client = triton.InferenceServerClient(server.state.grpc_url)
-
     def send(text: bytes, max_tokens: np.ndarray, dtype: str) -> str:
         inputs = [triton.InferInput("text_input", [1, 1], "BYTES"), triton.InferInput("max_tokens", [1, 1], dtype)]
         inputs[0].set_data_from_numpy(np.asarray([[text]], np.object_))
         inputs[1].set_data_from_numpy(max_tokens)
-        answers: list[object] = []
-        client.start_stream(lambda result, error: answers.append(error or result))
-        client.async_stream_infer("lookahead_bls", inputs)
-        client.stop_stream()
-        return str(answers[0])
+        return str(streamed(server.state.grpc_url, FRONT_MODEL, inputs)[0])
 
     assert "not valid UTF-8" in send(b"ab\xff", np.asarray([[3]], np.int32), "INT32")
     assert "INT32" in send(b"ab", np.asarray([[3.0]], np.float32), "FP32")
-    client.close()
     assert ask(server, max_tokens=2).finish_reason == "length"
 
 

@@ -18,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from pipeline.server.client import TextQuery, complete
 from pipeline.server.server import RunningServer
+from tests.integration.servers import streamed
 from tests.integration.stock_clients import NUM_TOKENS, ONCE, PROMPT, one, text_inputs, words
 from tests.patience import PATIENCE_S
 
@@ -64,11 +65,8 @@ def test_generate_and_generate_stream(server, expected, model):
 @pytest.mark.parametrize("model", [*ONCE, "lookahead_bls"])
 def test_grpc_streams_concatenate_to_the_output(server, expected, model):
     """end_to_end_grpc_client.py --streaming."""
-    answers: list[Any] = []
-    with grpc.InferenceServerClient(server.state.grpc_url) as client:
-        client.start_stream(lambda result, error: answers.append(error or result))
-        client.async_stream_infer(model, text_inputs(grpc, stream=one(True, np.bool_)), request_id="1")
-        client.stop_stream()
+    inputs = text_inputs(grpc, stream=one(True, np.bool_))
+    answers = streamed(server.state.grpc_url, model, inputs, request_id="1")
 
     assert "".join(answer.as_numpy("text_output")[0].decode() for answer in answers) == expected
     assert (len(answers) > 1) is (model == "lookahead_bls")

@@ -12,7 +12,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.server.server import RunningServer
 from pipeline.triton_models.text_codec import TextCodec
-from tests.integration.servers import suspended
+from tests.integration.servers import streamed, suspended
 from tests.integration.strict_repository import MAX_DRAFT_LEN, PROMPT, request_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -25,11 +25,7 @@ class Caller:
         self._url = url
 
     def __call__(self, model: str, tensors: dict[str, Any], **keywords: Any) -> list[dict[str, np.ndarray]] | str:
-        answers: list[Any] = []
-        with grpc.InferenceServerClient(self._url) as client:
-            client.start_stream(lambda result, error: answers.append(error or result))
-            client.async_stream_infer(model, inputs_of(grpc, tensors), **keywords)
-            client.stop_stream()
+        answers = streamed(self._url, model, inputs_of(grpc, tensors), **keywords)
         if isinstance(answers[0], InferenceServerException):
             return str(answers[0])
         return [outputs_of(answer) for answer in answers]

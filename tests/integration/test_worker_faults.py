@@ -20,9 +20,9 @@ from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.upstream import request
 from pipeline.server.ports import LOOPBACK, free_port
 from pipeline.server.service import start_service, wait_until_ready
-from pipeline.server.state import ServerState
 from tests.integration.servers import prepared
 from tests.patience import PATIENCE_S
+from tests.server_states import state_of
 from tests.unit.gateway.gateways import spec_of
 from tests.unit.triton_stand_in import failed, response, serving
 
@@ -48,11 +48,7 @@ def test_a_fault_in_the_middle_ends_a_request_with_and_without_tools_alike(
     async def work() -> None:
         tokens = response(output_ids=np.asarray([[[65, 66]]], np.int32))
         async with serving(tokens, failed("internal error: a bug")) as (triton, url):
-            state = ServerState(
-                **{"server_id": "la1", "guard_pid": 1, "host": LOOPBACK, "started": 0.0, "triton_key": "secret"},
-                **dict.fromkeys(("http_port", "grpc_port", "metrics_port", "triton_http_port"), 1),
-                **{"triton_grpc_port": int(url.rpartition(":")[2]), "repository": "", "model": model, "profile": "p"},
-            )
+            state = state_of(triton_grpc_port=int(url.rpartition(":")[2]), model=model)
             card = write_card(served.artifact, tmp_path)
             front_end = front_end_service(served.resolved, tmp_path, LOOPBACK, free_port(LOOPBACK))
             worker = worker_service(1, served.resolved, [state], card, tmp_path)

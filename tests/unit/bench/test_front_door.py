@@ -13,6 +13,7 @@ from pipeline.bench.front_door import GATEWAY, OPENAI, TRITON, cost_of, times_to
 from pipeline.errors import ServerError
 from pipeline.server.state import ServerState
 from tests.http_server import Handler, serving
+from tests.server_states import state_of
 
 DELAYS_S = {TRITON: 0.0, GATEWAY: 0.02, OPENAI: 0.06}
 
@@ -46,16 +47,7 @@ def port() -> Iterator[int]:
 
 
 def state_at(port: int, key: str | None = "secret", model: str = "m") -> ServerState:
-    fixed = {
-        "server_id": "la1",
-        "guard_pid": 1,
-        "host": "127.0.0.1",
-        "repository": "/r",
-        "profile": "p",
-        "started": 0.0,
-    }
-    ports = {"http_port": port, "grpc_port": 1, "metrics_port": 2, "triton_http_port": port, "triton_grpc_port": 3}
-    return ServerState(**fixed, **ports, triton_key=key, model=model)  # type: ignore[arg-type]
+    return state_of(http_port=port, triton_http_port=port, triton_key=key, model=model)
 
 
 def test_each_way_is_asked_as_often_and_timed_up_to_its_first_text(port):

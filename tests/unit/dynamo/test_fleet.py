@@ -18,7 +18,8 @@ from pipeline.dynamo.fleet import check_fleet, openai_url, without_openai
 from pipeline.dynamo.services import front_end_service, require_dynamo, worker_service
 from pipeline.dynamo.spec import DYNAMO_NAMESPACE, FILE_KV, NAMESPACE, RPC_HOST, TRITON_KEYS, WorkerSpec
 from pipeline.errors import ConfigError, ServerError
-from pipeline.server.state import ServerState, find_replicas, replica_dir
+from pipeline.server.state import find_replicas, replica_dir
+from tests.server_states import STATE, state_of
 from tests.unit.dynamo.requests import SPEC
 
 
@@ -27,25 +28,8 @@ def config(*overrides: str) -> ResolvedConfig:
     return resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu", *FREE_PORTS, *overrides))
 
 
-STATE = ServerState(
-    server_id="la1",
-    guard_pid=1,
-    host="127.0.0.1",
-    http_port=1,
-    grpc_port=2,
-    metrics_port=3,
-    triton_http_port=4,
-    triton_grpc_port=5,
-    triton_key="secret",
-    repository="/r",
-    model="m",
-    profile="p",
-    started=0.0,
-)
-
-
 def test_a_worker_talks_to_triton_itself_and_its_key_is_no_argument(tmp_path):
-    other = STATE.model_copy(update={"triton_grpc_port": 6, "triton_key": "other"})
+    other = state_of(triton_grpc_port=6, triton_key="other")
     service = worker_service(2, config("engine.max_seq_len=512"), [other, STATE], tmp_path, tmp_path)
 
     spec = WorkerSpec.model_validate_json(service.argv[-1])

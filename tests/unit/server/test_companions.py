@@ -16,6 +16,7 @@ from pipeline.server import state as server_state
 from pipeline.server.companions import changing_state, end_companion, load_state
 from pipeline.server.processes import MARK
 from pipeline.server.state import GATEWAY, STATE, ServerState, find_server, has_gateway, replica_dir, service_state_path
+from tests import server_states
 from tests.patience import PATIENCE_S
 from tests.servers import processes_of
 
@@ -78,21 +79,7 @@ def test_a_missing_or_damaged_state_file_changes_nothing(tmp_path, state_path):
 
 
 def state_of(server_id: str, gateway_id: str = "") -> ServerState:
-    return ServerState(
-        server_id=server_id,
-        guard_pid=psutil.Process().pid,
-        host="127.0.0.1",
-        http_port=1,
-        grpc_port=2,
-        metrics_port=3,
-        triton_http_port=1,
-        triton_grpc_port=2,
-        repository="/r",
-        model="m",
-        profile="p",
-        started=0.0,
-        gateway_id=gateway_id,
-    )
+    return server_states.state_of(server_id=server_id, gateway_id=gateway_id, guard_pid=psutil.Process().pid)
 
 
 def test_a_fleet_without_its_first_server_is_found_at_the_address_of_its_gateway(tmp_path, monkeypatch, state_path):
