@@ -6,6 +6,7 @@ here and nowhere else in this package.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -15,9 +16,25 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pipeline.config.threads import WAIT_POLICY
-from pipeline.errors import UserError
+from pipeline.errors import UserError, error_number
 
 _report_dropped = sys.unraisablehook
+_SPACE = "Free some, or point LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR to a larger disk"
+_ACCESS = "Name folders that you may write to in LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR, or fix the permissions"
+_REMEDIES = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: "Raise the limit of file sizes (ulimit -f)",
+    errno.EROFS: _ACCESS,
+    errno.EACCES: _ACCESS,
+    errno.EPERM: _ACCESS,
+    errno.ENOTDIR: "A file is where a folder should be; move it, or name another folder",
+    errno.EISDIR: "A folder is where a file should be; move it, or name another file",
+    errno.ENAMETOOLONG: "Use a shorter one",
+    errno.ELOOP: "Fix the symbolic link",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n)",
+    errno.EIO: "The disk or its connection is faulty",
+}
 
 
 def leave_on_signals() -> None:
@@ -45,6 +62,17 @@ def _send_again(dropped: sys.UnraisableHookArgs) -> None:
         _report_dropped(dropped)
 
 
+def refusal(error: Exception) -> str | None:
+    """Return the message for an error of the operating system. None for other errors, including a missing file, which
+    may be a bug of this program."""
+    number = error_number(error)
+    if number not in _REMEDIES:
+        return None
+    names = [str(name) for name in (getattr(error, "filename", None), getattr(error, "filename2", None)) if name]
+    where = f" ({', '.join(names)})" if names else ""
+    return f"{os.strerror(number)}{where}. {_REMEDIES[number]}."
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit the process with its code."""
     os.environ.setdefault(*WAIT_POLICY)
@@ -61,8 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        from pipeline.cli.machine import refusal
-
         if (sentence := refusal(error)) is None:
             raise
         print(f"error: {sentence}", file=sys.stderr)

@@ -6,7 +6,7 @@ How to add commands
       name the module in GROUPS below. Longer code of a command goes to a module with its name, such as
       `doctor_machine`.
     * At import time a group imports only the standard library, typer, `pipeline.errors`, `pipeline.cli.options`,
-      `pipeline.cli.list_options`, `pipeline.cli.output` and `pipeline.config.places`. Everything else (torch, numpy,
+      `pipeline.cli.output` and `pipeline.config.places`. Everything else (torch, numpy,
       transformers, pydantic, our other packages) is imported inside the functions: `lookahead --help` imports every
       group and must start in a fraction of a second.
     * Options that several commands share come from `options`: `model: Model = DEFAULT_MODEL`, `profile: Profile =
@@ -38,7 +38,7 @@ from pipeline.errors import UserError
 PLUGINS = "lookahead.commands"
 
 GROUPS = (
-    *("models", "doctor", "build", "repo", "server", "key", "clients"),
+    *("models", "doctor", "build", "server", "key", "clients"),
     *("bench", "load", "verify", "tune", "trie", "validate", "dev"),
 )
 

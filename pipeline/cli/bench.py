@@ -4,35 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from pipeline.cli import options as shared
 from pipeline.cli import output
 from pipeline.cli.grammar import bench_schemas
-from pipeline.cli.list_options import numbers, one_of, words
-from pipeline.cli.options import (
-    DEFAULT_MODEL,
-    DEFAULT_PROFILE,
-    MOST_REQUESTS,
-    AllowRemote,
-    Data,
-    MaxNewTokens,
-    Model,
-    Profile,
-    Raw,
-    Seed,
-    Set,
-    Strategies,
-    Temperature,
-    built_artifact,
-    check_url,
-    given,
-    limit_to,
-    refuse_given,
-    require_in_process,
-    resolve,
-)
 from pipeline.config.threads import wait_by_default
 from pipeline.errors import UserError
 
@@ -55,11 +33,17 @@ Baselines = Annotated[
         help="Other engines to measure: hf, hf-prompt-lookup (transformers), llama-cpp, llama-cpp-prompt-lookup.",
     ),
 ]
-Warm = Annotated[str, typer.Option("--warm", help="cold: empty the draft sources before each prompt. warm: keep them.")]
+Warm = Annotated[
+    Literal["cold", "warm"],
+    typer.Option("--warm", help="cold: empty the draft sources before each prompt. warm: keep them."),
+]
 Concurrency = Annotated[
     str, typer.Option("--concurrency", help="Also measure tokens/s with N requests in flight; a list such as 1,2,4,8.")
 ]
-Turns = Annotated[str, typer.Option("--turns", help="first: one turn. all: feed the outputs back as a conversation.")]
+Turns = Annotated[
+    Literal["first", "all"],
+    typer.Option("--turns", help="first: one turn. all: feed the outputs back as a conversation."),
+]
 CostCurve = Annotated[
     bool, typer.Option("--cost-curve", help="Measure pass times and store them with the engine for the planner.")
 ]
@@ -75,14 +59,14 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     context: typer.Context,
-    data: Data = None,
-    model: Model = DEFAULT_MODEL,
-    profile: Profile = DEFAULT_PROFILE,
-    overrides: Set = None,
-    strategies: Strategies = None,
+    data: shared.Data = None,
+    model: shared.Model = shared.DEFAULT_MODEL,
+    profile: shared.Profile = shared.DEFAULT_PROFILE,
+    overrides: shared.Set = None,
+    strategies: shared.Strategies = None,
     baselines: Baselines = "",
-    max_new_tokens: MaxNewTokens = 128,
-    limit: Annotated[int | None, limit_to("rows")] = None,
+    max_new_tokens: shared.MaxNewTokens = 128,
+    limit: Annotated[int | None, shared.limit_to("rows")] = None,
     tasks: Annotated[
         str | None, typer.Option("--tasks", help="Tasks of the file to measure, separated by commas; default: all.")
     ] = None,
@@ -90,18 +74,22 @@ def bench(
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Repetitions of the workload.")] = 1,
     concurrency: Concurrency = "",
     turns: Turns = "first",
-    raw: Raw = False,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
+    raw: shared.Raw = False,
+    temperature: shared.Temperature = 0.0,
+    seed: shared.Seed = 0,
     cost_curve: CostCurve = False,
     grammar: Grammar = False,
     url: Annotated[
         str | None, typer.Option("--url", help="gRPC address of a server to measure, host:port; default: in process.")
     ] = None,
-    allow_remote: AllowRemote = False,
+    allow_remote: shared.AllowRemote = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="File for all measurements, as JSON.")] = None,
 ) -> None:
     """Measure strategies against plain decoding, interleaved in one process, and check every output."""
+    if grammar:
+        shared.refuse_given(context, shared.given(context).keys() - _OF_GRAMMAR, "with --grammar")
+    resolved = shared.resolve(model, profile, overrides)
+
     from pipeline.bench.bench import BenchPlan, check_plan, num_requests, run_bench
     from pipeline.bench.contenders.in_process import choose_strategies
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
@@ -110,41 +98,36 @@ def bench(
     from pipeline.bench.report.results import require_writable, save_json
     from pipeline.decoding.request import SamplingParams
 
-    if grammar:
-        refuse_given(context, given(context).keys() - _OF_GRAMMAR, "with --grammar")
     if baselines:
         wait_by_default(os.environ)
-    one_of("--warm", warm, ("cold", "warm"))
-    one_of("--turns", turns, ("first", "all"))
     if json_path is not None:
         require_writable(json_path, data)
-    resolved = resolve(model, profile, overrides)
-    check_url(url, allow_remote, resolved)
-    names = None if strategies is None else words("--strategies", strategies)
-    chosen_tasks = None if tasks is None else words("--tasks", tasks)
+    shared.check_url(url, allow_remote, resolved)
+    names = None if strategies is None else shared.words("--strategies", strategies)
+    chosen_tasks = None if tasks is None else shared.words("--tasks", tasks)
     options = MeasureOptions(
         max_new_tokens=max_new_tokens,
         sampling=SamplingParams(temperature=temperature, seed=seed),
-        warmth=cast(Literal["cold", "warm"], warm),
+        warmth=warm,
         repeats=repeats,
-        turns=cast(Literal["first", "all"], turns),
+        turns=turns,
         raw=raw or not resolved.model.chat_template,
     )
     if grammar:
-        require_in_process(resolved, "--grammar")
+        shared.require_in_process(resolved, "--grammar")
         chosen = choose_strategies(resolved.profile, ["hybrid"] if names is None else names)
         rows = load_schemas(data or DEFAULT_SCHEMAS, limit, chosen_tasks)
-        bench_schemas(built_artifact(resolved), rows, chosen, options, json_path)
+        bench_schemas(shared.built_artifact(resolved), rows, chosen, options, json_path)
         return
-    only_the_curve = cost_curve and not given(context).keys() - _OF_COST_CURVE
+    only_the_curve = cost_curve and not shared.given(context).keys() - _OF_COST_CURVE
     rows = [] if only_the_curve else load_workload(data or DEFAULT_PROMPTS, limit, chosen_tasks)
-    levels = numbers("--concurrency", concurrency, MOST_REQUESTS) if concurrency else []
-    others = words("--baselines", baselines) if baselines else []
+    levels = shared.numbers("--concurrency", concurrency, shared.MOST_REQUESTS) if concurrency else []
+    others = shared.words("--baselines", baselines) if baselines else []
     plan = BenchPlan(tuple(choose_strategies(resolved.profile, names)), tuple(others), tuple(levels), cost_curve, url)
     check_plan(resolved, rows, plan, options)
     if url is None:
-        require_in_process(resolved, "bench without --url")
-    artifact = built_artifact(resolved)
+        shared.require_in_process(resolved, "bench without --url")
+    artifact = shared.built_artifact(resolved)
     with output.steps("measuring", num_requests(rows, plan, options)) as step:
 
         def on_record(record: RequestRecord) -> None:

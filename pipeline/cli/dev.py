@@ -1,4 +1,4 @@
-"""The commands below `lookahead dev`: generated files, lists of what is served, and pass times."""
+"""The commands below `lookahead dev`: generated files, versions and pass times."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from typing import Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, built_artifact, resolve
+from pipeline.cli.options import (
+    DEFAULT_MODEL,
+    DEFAULT_PROFILE,
+    Json,
+    Model,
+    Profile,
+    Set,
+    built_artifact,
+    numbers,
+    resolve,
+)
 from pipeline.config.places import places
 from pipeline.errors import ConfigError, UserError
 
 
 def register(app: typer.Typer) -> None:
-    dev = typer.Typer(help="Generated files, architectures, versions and pass times.", no_args_is_help=True)
-    for command in (generate, architectures, versions, pass_times):
+    dev = typer.Typer(help="Generated files, versions and pass times.", no_args_is_help=True)
+    for command in (generate, versions, pass_times):
         dev.command()(command)
     app.add_typer(dev, name="dev")
 
@@ -34,20 +44,6 @@ def generate(
     for path in stale:
         path.write_text(files[path], encoding="utf-8")
     output.say("\n".join(map(str, stale)) or "all generated files are up to date")
-
-
-def architectures(as_json: Json = False) -> None:
-    """List the model architectures that the torch engine serves, and those that it refuses, with the reason."""
-    from dataclasses import asdict
-
-    from pipeline.checkpoint.architectures import ARCHITECTURES, REFUSED
-
-    if as_json:
-        output.print_json({"served": [asdict(known) for known in ARCHITECTURES], "refused": REFUSED})
-        return
-    rows = [(k.name, k.family, k.attention, "no" if k.unquantized else "yes") for k in ARCHITECTURES]
-    output.table(["architecture", "family", "attention", "int8"], rows)
-    output.table(["refused", "because"], list(REFUSED.items()))
 
 
 def versions(as_json: Json = False) -> None:
@@ -75,7 +71,6 @@ def pass_times(
     """Measure whole passes of the CPU engine against their matrices alone."""
     from dataclasses import asdict
 
-    from pipeline.cli.list_options import numbers
     from pipeline.engine.machine_load import LoadMeter
     from pipeline.engine.torch.lean.engine import LeanEngine
     from pipeline.engine.torch.lean.pass_times import pass_times as measure

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli import options as shared
 from pipeline.cli import output
-from pipeline.cli.list_options import one_of, words
-from pipeline.cli.options import MOST_REQUESTS, AllowRemote, Data, Json, MaxNewTokens, Raw, Seed, Temperature, check_url
 from pipeline.config.places import places
 
 if TYPE_CHECKING:
@@ -25,7 +24,9 @@ def load(
     url: Annotated[
         str | None, typer.Option("--url", help="gRPC address of the server, host:port; default: the running one.")
     ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=MOST_REQUESTS, help="Number of clients.")] = 4,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, max=shared.MOST_REQUESTS, help="Number of clients.")
+    ] = 4,
     duration: Annotated[float, typer.Option("--duration", min=0.1, help="Duration of sending, in seconds.")] = 30.0,
     max_requests: Annotated[
         int | None, typer.Option("--max-requests", min=1, help="Number of requests after which the run ends.")
@@ -33,17 +34,17 @@ def load(
     rate: Annotated[
         float | None, typer.Option("--rate", min=0.01, help="Maximum requests per second of all clients together.")
     ] = None,
-    data: Data = None,
+    data: shared.Data = None,
     strategies: Annotated[
         str | None,
         typer.Option("--strategies", help="Strategies to use in turn; default: the one of the server's profile."),
     ] = None,
-    max_new_tokens: MaxNewTokens = 64,
-    raw: Raw = False,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
-    allow_remote: AllowRemote = False,
-    as_json: Json = False,
+    max_new_tokens: shared.MaxNewTokens = 64,
+    raw: shared.Raw = False,
+    temperature: shared.Temperature = 0.0,
+    seed: shared.Seed = 0,
+    allow_remote: shared.AllowRemote = False,
+    as_json: shared.Json = False,
 ) -> None:
     """Measure latencies and errors of a running server under load; each client sends one request at a time.
 
@@ -59,10 +60,10 @@ def load(
 
     rows = load_workload(data or DEFAULT_PROMPTS)
     target = url or require_server(run_dir(places()), takes_url=True).grpc_url
-    check_url(target, allow_remote)
-    names: list[str | None] = [None] if strategies is None else [*words("--strategies", strategies)]
+    shared.check_url(target, allow_remote)
+    names: list[str | None] = [None] if strategies is None else [*shared.words("--strategies", strategies)]
     for name in filter(None, names):
-        one_of("--strategies", name, STRATEGIES)
+        shared.one_of("--strategies", name, STRATEGIES)
     sampling = SamplingParams(temperature=temperature, seed=seed)
     queries = [query_of(row.first_prompt(raw), max_new_tokens, name, sampling) for row in rows for name in names]
     plan = LoadPlan(concurrency, duration, max_requests, rate)
@@ -84,7 +85,7 @@ def front_door(
     num_requests: Annotated[
         int, typer.Option("--requests", min=1, help="Number of requests through each interface.")
     ] = 100,
-    as_json: Json = False,
+    as_json: shared.Json = False,
 ) -> None:
     """Compare time to first token through the OpenAI API and the gateway with Triton itself, on the running server.
 

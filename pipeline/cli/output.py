@@ -6,7 +6,7 @@ import io
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,6 +53,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str |
     for row in rows:
         grid.add_row(*(Text(str(cell)) for cell in row))
     console.print(grid, soft_wrap=False)
+
+
+def records(rows: Iterable[Mapping[str, object]]) -> None:
+    """Print a table of rows by column heading; all rows have the same headings."""
+    listed = list(rows)
+    table(list(listed[0]) if listed else [], [list(row.values()) for row in listed])
 
 
 def print_json(value: Any) -> None:

@@ -6,20 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.cli import options as shared
 from pipeline.cli import output
-from pipeline.cli.options import (
-    DEFAULT_MODEL,
-    DEFAULT_PROFILE,
-    Data,
-    Json,
-    MaxNewTokens,
-    Model,
-    Profile,
-    Set,
-    limit_to,
-    require_in_process,
-    resolve,
-)
 from pipeline.config.places import places
 
 if TYPE_CHECKING:
@@ -32,15 +20,18 @@ def register(app: typer.Typer) -> None:
 
 
 def tune(
-    model: Model = DEFAULT_MODEL,
-    profile: Profile = DEFAULT_PROFILE,
-    overrides: Set = None,
-    data: Data = None,
-    limit: Annotated[int, limit_to("prompts")] = 6,
-    max_new_tokens: MaxNewTokens = 96,
-    as_json: Json = False,
+    model: shared.Model = shared.DEFAULT_MODEL,
+    profile: shared.Profile = shared.DEFAULT_PROFILE,
+    overrides: shared.Set = None,
+    data: shared.Data = None,
+    limit: Annotated[int, shared.limit_to("prompts")] = 6,
+    max_new_tokens: shared.MaxNewTokens = 96,
+    as_json: shared.Json = False,
 ) -> None:
     """Measure pass times, draft budgets and W, N, G against plain decoding, and print the settings to write."""
+    resolved = shared.resolve(model, profile, overrides)
+    shared.require_in_process(resolved, "tune")
+
     from dataclasses import asdict
 
     from pipeline.bench.bench import check_lengths
@@ -53,8 +44,6 @@ def tune(
     from pipeline.tuning.cost_curve import critical_decoding_length
     from pipeline.tuning.planned_engine import MEASURING, measure_cost_curve, noted
 
-    resolved = resolve(model, profile, overrides)
-    require_in_process(resolved, "tune")
     rows = load_workload(data or DEFAULT_PROMPTS, limit)
     chosen = candidates(resolved)
     with output.working("preparing the engine") as note:
@@ -99,18 +88,15 @@ def _show(
 
     from pipeline.bench.report.report import interval_of
 
-    output.table(
-        ["setting", "acceptance length", "tokens/s", "speedup against none", "95% interval"],
-        [
-            (
-                row.strategy,
-                f"{row.acceptance_length:.2f}",
-                f"{row.tokens_per_s:.1f}",
-                f"{row.speedup:.2f}",
-                interval_of(row),
-            )
-            for row in summary
-        ],
+    output.records(
+        {
+            "setting": row.strategy,
+            "acceptance length": f"{row.acceptance_length:.2f}",
+            "tokens/s": f"{row.tokens_per_s:.1f}",
+            "speedup against none": f"{row.speedup:.2f}",
+            "95% interval": interval_of(row),
+        }
+        for row in summary
     )
     output.say(f"Critical decoding length: {critical_len} draft tokens make a pass at most a tenth slower.")
     name = resolved.profile.name

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from pipeline.cli import options as shared
 from pipeline.cli import output
-from pipeline.cli.options import (
-    DEFAULT_MODEL,
-    DEFAULT_PROFILE,
-    Json,
-    Model,
-    Profile,
-    Set,
-    given,
-    refuse_given,
-    resolve,
-)
 from pipeline.config.places import places
 from pipeline.errors import UserError
 
@@ -38,10 +28,10 @@ def register(app: typer.Typer) -> None:
 
 def validate_gpu(
     context: typer.Context,
-    model: Model = DEFAULT_MODEL,
-    profile: Profile = DEFAULT_PROFILE,
+    model: shared.Model = shared.DEFAULT_MODEL,
+    profile: shared.Profile = shared.DEFAULT_PROFILE,
     other_profile: Annotated[str, typer.Option("--other-profile", help="Profile to switch to.")] = "throughput",
-    overrides: Set = None,
+    overrides: shared.Set = None,
     backend: Annotated[
         str, typer.Option("--backend", help="Backend: tensorrt_llm, or torch, which also runs on a CPU.")
     ] = "tensorrt_llm",
@@ -50,7 +40,8 @@ def validate_gpu(
         int, typer.Option("--max-new-tokens", min=1, help="Output tokens of verify and bench.")
     ] = 64,
     part: Annotated[
-        str, typer.Option("--part", help="server: all stages. engine: the torch engine alone, without a server.")
+        Literal["server", "engine"],
+        typer.Option("--part", help="server: all stages. engine: the torch engine alone, without a server."),
     ] = "server",
     shapes: Annotated[
         str | None,
@@ -68,7 +59,7 @@ def validate_gpu(
         Path | None,
         typer.Option("--out", help="New folder for engines, logs and the report; default: validation-<time>."),
     ] = None,
-    as_json: Json = False,
+    as_json: shared.Json = False,
 ) -> None:
     """Build a small model; serve, verify, bench, load and switch it; write a report to attach to an issue.
 
@@ -81,19 +72,17 @@ def validate_gpu(
     from pipeline.config.registry import backend_names
     from pipeline.engine.backend import backend_of
 
-    if part not in ("server", "engine"):
-        raise UserError(f"There is no part {part!r}; --part takes server or engine.")
     if part == "engine":
-        refuse_given(context, given(context).keys() - _OF_ENGINE, "with --part engine")
+        shared.refuse_given(context, shared.given(context).keys() - _OF_ENGINE, "with --part engine")
         _check_engine(model, shapes, num_prompts, max_new_tokens, out, as_json)
         return
-    refuse_given(context, {"shapes"}, "without --part engine")
+    shared.refuse_given(context, {"shapes"}, "without --part engine")
     if backend not in backend_names():
         raise UserError(f"There is no backend {backend!r}; --backend takes {' or '.join(backend_names())}.")
     of_gpu, first_only = backend_of(backend).validation_settings()
     settings = (*of_gpu, *(overrides or ()))
-    resolved = resolve(model, profile, (f"backend={backend}", *first_only, *settings))
-    resolve(model, other_profile, (f"backend={backend}", *settings))
+    resolved = shared.resolve(model, profile, (f"backend={backend}", *first_only, *settings))
+    shared.resolve(model, other_profile, (f"backend={backend}", *settings))
     folder = _new_folder(out)
     plan = ValidationPlan(
         model=model,
@@ -140,7 +129,7 @@ def _check_engine(
     if wrong := [name for name in names if name not in SHAPES]:
         raise UserError(f"There is no shape {wrong[0]!r}; --shapes takes {', '.join(SHAPES)}.")
     options = CheckOptions(device, model, names, num_prompts, max_new_tokens)
-    resolve(model, DEFAULT_PROFILE, ("backend=torch", f"device={device}"))
+    shared.resolve(model, shared.DEFAULT_PROFILE, ("backend=torch", f"device={device}"))
     folder = _new_folder(out)
     folder.mkdir(parents=True, exist_ok=True)
     own, _ = private_places(places(), folder)

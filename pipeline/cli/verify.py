@@ -7,29 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.cli import options as shared
 from pipeline.cli import output
 from pipeline.cli.grammar import guide_file
-from pipeline.cli.list_options import words
-from pipeline.cli.options import (
-    DEFAULT_MODEL,
-    DEFAULT_PROFILE,
-    AllowRemote,
-    Data,
-    Json,
-    MaxNewTokens,
-    Model,
-    Profile,
-    Raw,
-    Seed,
-    Set,
-    Strategies,
-    built_artifact,
-    check_url,
-    given,
-    refuse_given,
-    require_in_process,
-    resolve,
-)
 from pipeline.config.places import places
 from pipeline.errors import UserError
 
@@ -49,17 +29,17 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     context: typer.Context,
-    model: Model = DEFAULT_MODEL,
-    profile: Profile = DEFAULT_PROFILE,
-    overrides: Set = None,
-    strategies: Strategies = None,
-    data: Data = None,
+    model: shared.Model = shared.DEFAULT_MODEL,
+    profile: shared.Profile = shared.DEFAULT_PROFILE,
+    overrides: shared.Set = None,
+    strategies: shared.Strategies = None,
+    data: shared.Data = None,
     num_prompts: Annotated[int | None, typer.Option("--num-prompts", min=1, help="Only the first N prompts.")] = None,
-    max_new_tokens: MaxNewTokens = 64,
+    max_new_tokens: shared.MaxNewTokens = 64,
     quick: Annotated[
         bool, typer.Option("--quick", help="Compare three prompts of 24 tokens; takes about a minute.")
     ] = False,
-    raw: Raw = False,
+    raw: shared.Raw = False,
     grammar: Annotated[
         Path | None,
         typer.Option("--grammar", help="Grammar that all outputs must match: .json (schema), .lark, .gbnf or .regex."),
@@ -71,7 +51,7 @@ def verify(
         bool,
         typer.Option("--reference", help="Also compare greedy outputs with transformers and the checkpoint's weights."),
     ] = False,
-    seed: Seed = 0,
+    seed: shared.Seed = 0,
     url: Annotated[
         str | None,
         typer.Option("--url", help="gRPC address of a server to compare as well; default: the running one."),
@@ -79,7 +59,7 @@ def verify(
     server: Annotated[
         bool, typer.Option("--server/--no-server", help="Also compare through a server, or only in process.")
     ] = True,
-    allow_remote: AllowRemote = False,
+    allow_remote: shared.AllowRemote = False,
     failover: Annotated[
         bool,
         typer.Option(
@@ -88,25 +68,28 @@ def verify(
         ),
     ] = False,
     num_kills: Annotated[int, typer.Option("--kills", min=1, help="Number of kills with --failover.")] = 20,
-    as_json: Json = False,
+    as_json: shared.Json = False,
 ) -> None:
     """Prove that no strategy changes a token: compare with plain decoding, greedy and sampled, alone and in a batch.
 
     Without --data it uses twelve built-in prompts. Exit code 1 if rounding does not explain a difference.
     """
+    if failover:
+        shared.refuse_given(context, shared.given(context).keys() - _OF_FAILOVER, "with --failover")
+    resolved = shared.resolve(model, profile, overrides)
+    if failover:
+        from pipeline.cli.failover import run_failover
+
+        run_failover(resolved, places(), num_kills, max_new_tokens, as_json)
+        return
+
     from pipeline.bench.contenders.in_process import choose_strategies
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.measure import MeasureOptions
     from pipeline.decoding.request import SamplingParams
     from pipeline.engine.backend import backend_of
 
-    if failover:
-        from pipeline.cli.failover import run_failover
-
-        refuse_given(context, given(context).keys() - _OF_FAILOVER, "with --failover")
-        run_failover(resolve(model, profile, overrides), places(), num_kills, max_new_tokens, as_json)
-        return
-    refuse_given(context, {"num_kills"}, "without --failover")
+    shared.refuse_given(context, {"num_kills"}, "without --failover")
     if quick:
         num_prompts, max_new_tokens = num_prompts or QUICK_PROMPTS, min(max_new_tokens, QUICK_TOKENS)
     if url is not None and not server:
@@ -114,21 +97,20 @@ def verify(
     if url is not None and grammar is not None:
         raise UserError("--grammar compares in process; leave out --url.")
     rows = load_workload(data or DEFAULT_PROMPTS, num_prompts)
-    resolved = resolve(model, profile, overrides)
-    check_url(url, allow_remote, resolved)
-    names = None if strategies is None else words("--strategies", strategies)
+    shared.check_url(url, allow_remote, resolved)
+    names = None if strategies is None else shared.words("--strategies", strategies)
     in_process = backend_of(resolved.backend).in_process
     chosen = choose_strategies(resolved.profile, names) if in_process else []
     for option, is_set in (("--logits", logits), ("--grammar", grammar is not None)):
         if is_set:
-            require_in_process(resolved, option)
+            shared.require_in_process(resolved, option)
     options = MeasureOptions(
         max_new_tokens=max_new_tokens,
         sampling=SamplingParams(seed=seed),
         raw=raw or not resolved.model.chat_template,
         guide=None if grammar is None else guide_file(grammar),
     )
-    artifact = built_artifact(resolved)
+    artifact = shared.built_artifact(resolved)
 
     from pipeline.cli.verify_engine import agreement_of, compare_in_process, compare_through_server, server_of
 

@@ -166,7 +166,8 @@ def _text(entry: dict[str, Any], path: KeyPath, schema: type[BaseModel], data: M
         case "string_type" if isinstance(found, int | float):
             return f"found the number {found!r}; should be a text. Put it in quotes."
         case _:
-            return f"found {_short(found)}; {entry['msg'].removeprefix('Input ')}."
+            right = entry["msg"].removeprefix("Input ").replace("an object", "keys and values")
+            return f"found {_short(found)}; {right}."
 
 
 def _suggest_key(path: KeyPath, schema: type[BaseModel], data: Mapping[str, Any]) -> str:

@@ -136,6 +136,9 @@ def parse_overrides(texts: Sequence[str]) -> tuple[list[tuple[str, Any]], list[t
                 Fault((), f"found {text!r}; should be KEY=VALUE, e.g. engine.max_batch_size=8.", where="--set")
             )
             continue
+        if key in ("model", "profile"):
+            faults.append(Fault((key,), f"is no setting; name one with --{key}.", where="--set"))
+            continue
         try:
             found = parse_yaml(written)
         except ValueError as error:

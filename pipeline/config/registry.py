@@ -7,11 +7,17 @@ A backend is one object (`pipeline.engine.backend.Backend`). A line below regist
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from pydantic import AfterValidator, Field
+
+if TYPE_CHECKING:
+    from pipeline.config.faults import Fault
+    from pipeline.config.hardware import Hardware
+    from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
 
 AUTO = "auto"
 # Supports every machine.
@@ -22,6 +28,23 @@ _BUILT_IN = {
     "tensorrt_llm": "pipeline.backends.tensorrt_llm.backend:BACKEND",
     "torch": "pipeline.backends.torch:BACKEND",
 }
+
+
+class BackendSettings(Protocol):
+    """The part of `pipeline.engine.backend.Backend` that checks settings."""
+
+    def fits(self, profile: ProfileConfig, hardware: Hardware) -> bool:
+        """Whether `backend: auto` selects this backend on this machine."""
+
+    def device(self, profile: ProfileConfig, hardware: Hardware) -> Device:
+        """The device that `device: auto` selects."""
+
+    def profile_faults(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterable[Fault]:
+        """Faults of a profile under this backend, for any model. hardware: of this machine; with None the checks that
+        need it are skipped."""
+
+    def faults(self, resolved: ResolvedConfig) -> Iterable[Fault]:
+        """Faults of a model under a profile. `resolved` may hold other faults."""
 
 
 @cache

@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from pipeline.config.backends import settings_of, settled_backend
 from pipeline.config.faults import Fault, KeyPath, faults_of_validation, origin_of, raise_faults, without
 from pipeline.config.hardware import Hardware, detect_hardware
 from pipeline.config.loading import (
@@ -27,7 +26,7 @@ from pipeline.config.loading import (
     with_overrides,
 )
 from pipeline.config.places import Places, expanded, places
-from pipeline.config.registry import AUTO, FALLBACK
+from pipeline.config.registry import AUTO, FALLBACK, BackendSettings, backend_names, load_backend
 from pipeline.config.rules import faults_of_pair, faults_of_profile, lookahead_for
 from pipeline.config.schema import (
     Device,
@@ -108,8 +107,10 @@ def _resolve(
     conflicts: list[Fault] = []
     settled: ResolvedConfig | None = None
     if isinstance(settled_profile, ProfileConfig):
-        name = settled_backend(settled_profile, hardware)
-        backend = settings_of(name)
+        name = settled_profile.backend
+        if name == AUTO:
+            name = next(each for each in backend_names() if load_backend(each).fits(settled_profile, hardware))
+        backend: BackendSettings = load_backend(name)
         device = (
             backend.device(settled_profile, hardware) if settled_profile.device == "auto" else settled_profile.device
         )
@@ -145,7 +146,7 @@ def load_profile(name: str, where: Places | None = None) -> ProfileConfig:
     """Load one profile. Raises ConfigError with all its faults."""
     draft = read_draft(find_profile(name, where or places()))
     profile = _load(draft, ProfileConfig)
-    backend = settings_of(FALLBACK if profile.backend == AUTO else profile.backend)
+    backend: BackendSettings = load_backend(FALLBACK if profile.backend == AUTO else profile.backend)
     conflicts = [*faults_of_profile(profile), *backend.profile_faults(profile, None)]
     raise_faults([_located(conflict, draft, draft) for conflict in conflicts])
     return profile

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from pipeline.checkpoint.checkpoint import Checkpoint
-from pipeline.config.backends import BackendSettings
 from pipeline.config.places import Places
-from pipeline.config.registry import load_backend
+from pipeline.config.registry import BackendSettings, load_backend
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.command import MakeCommand, StartCommand
 from pipeline.engine.fingerprint import Fingerprint

@@ -29,6 +29,8 @@ _SEEDS = range(1 << 64)
 _INT32 = range(-(1 << 31), 1 << 31)
 # tritonclient's message for a stream that ended before a request could be sent over it.
 _DEAD_STREAM = "no longer in valid state"
+# gRPC's message about a server that answers with HTTP/1.
+_NO_GRPC = "Failed parsing HTTP/2"
 # These replace tritonclient's own options, which remove the limits on messages.
 _DIRECT = [
     ("grpc.max_send_message_length", -1),
@@ -266,6 +268,8 @@ def _named_error(error: Exception, url: str) -> Exception:
         return ServerError(f"{url} refused the request: {error}. The commands take an API key from {KEY_VARIABLE}.")
     if status is None and _DEAD_STREAM not in str(error):
         return RequestError(str(error))
+    if _NO_GRPC in str(error):
+        return ServerError(f"{url} does not speak gRPC; for HTTP write http://{url}. See `lookahead status`.")
     if RESTARTING in str(error):
         return ServerError(f"{url}: {RESTARTING}.")
     return ServerError(f"{url} cannot be reached: {error}. Is it running? See `lookahead status`.")

@@ -79,7 +79,7 @@ def require_fit(sizes: Sequence[LookaheadConfig], engine: Engine) -> None:
     limit = engine.limits.max_draft_tokens
     for lookahead in sizes:
         if (drafts := lookahead.max_draft_len) > limit:
-            w, n, g = _wng(lookahead)
+            w, n, g = lookahead.sizes
             raise UserError(
                 f"W, N, G = {w}, {n}, {g} drafts {drafts} tokens per step; the engine verifies at most {limit}. Leave "
                 f"it out, or build with --set engine.max_draft_tokens={drafts}."
@@ -124,7 +124,7 @@ def by_ranks(
     rank verifies its part of the tree. Outputs and steps do not depend on the rank that verifies a node, so one engine
     computes all. one: W, N, G of a single rank. Yields a row for each number of ranks, with the tokens computed per
     step by all ranks and by the busiest one. Raises UserError as `require_fit` does."""
-    w, n, g = _wng(one)
+    w, n, g = one.sizes
     scaled = [LookaheadConfig.of(w * num_ranks, n, g * num_ranks) for num_ranks in ranks]
     require_fit(scaled, engine)
     for num_ranks, lookahead in zip(ranks, scaled, strict=True):
@@ -138,10 +138,6 @@ def by_ranks(
         }
 
 
-def _wng(lookahead: LookaheadConfig) -> tuple[int, int, int]:
-    return lookahead.max_window_size, lookahead.max_ngram_size, lookahead.max_verification_set_size
-
-
 def _generate(
     rows: Sequence[ReplayRow],
     engine: Engine,
@@ -151,7 +147,7 @@ def _generate(
     on_row: OnRow,
 ) -> Row:
     """Generate all outputs with lookahead decoding, and compare them with the known ones."""
-    w, n, g = _wng(lookahead)
+    w, n, g = lookahead.sizes
     scheduler = Scheduler(
         engine,
         Drafter([WindowSource(WindowDraftConfig(), lookahead)], engine.limits.vocab_size),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 
-from lookahead_research.trie_peers import Peer
+from lookahead_research.trie_peers import PromptLookup
 from pipeline.decoding.tree import DraftTree, IntArray, agreeing_path
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.estimator import Estimator
@@ -119,7 +119,7 @@ def bench_trie(
     max_bytes: int | None = None,
     num_queries: int = 2000,
     on_progress: Callable[[int], None] | None = None,
-    peers: Mapping[str, Peer] | None = None,
+    peers: Mapping[str, PromptLookup] | None = None,
 ) -> list[Measurement]:
     """Measure after the insertion of each number of tokens in `sizes` (ascending), and of all tokens if there are
     fewer. One sequence in a hundred is held out. num_queries: drafts at each size. max_bytes: limit of the trie.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,16 +13,6 @@ from pipeline.errors import UserError
 
 # As in the benchmarks of prompt lookup.
 LONGEST_NGRAM = 3
-
-
-class Peer(Protocol):
-    """A draft source of another project."""
-
-    def insert(self, tokens: IntArray) -> None:
-        """Insert one sequence [len]."""
-
-    def propose(self, context: IntArray) -> DraftTree:
-        """The draft tree after a context [len]."""
 
 
 class PromptLookup:
@@ -40,10 +29,12 @@ class PromptLookup:
         )
 
     def insert(self, tokens: IntArray) -> None:
+        """Insert one sequence [len]."""
         self._put(tokens)
         self._num_tokens += len(tokens)
 
     def propose(self, context: IntArray) -> DraftTree:
+        """The draft after a context [len]."""
         self._put(context)
         num_tokens = self._num_tokens + len(context)
         candidates, _ = self._lookup.get_candidates(self._text[:, :num_tokens])
@@ -53,10 +44,10 @@ class PromptLookup:
         self._text[0, self._num_tokens : self._num_tokens + len(tokens)] = torch.from_numpy(tokens)
 
 
-PEERS: dict[str, Callable[[int, int, int], Peer]] = {"prompt-lookup": PromptLookup}
+PEERS = {"prompt-lookup": PromptLookup}
 
 
-def create_peers(names: Sequence[str], max_tokens: int, max_context: int, draft_tokens: int) -> dict[str, Peer]:
+def create_peers(names: Sequence[str], max_tokens: int, max_context: int, draft_tokens: int) -> dict[str, PromptLookup]:
     """Create peers by name. max_tokens, max_context: see `PromptLookup`. Raises UserError for an unknown name."""
     for name in names:
         if name not in PEERS:

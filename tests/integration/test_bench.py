@@ -100,8 +100,6 @@ def test_the_cost_curve_is_stored_with_the_engine(tmp_path: Path) -> None:
         (["--data", "none.jsonl"], "no data file"),
         (["--data", "DATA", "--strategies", "tree"], "no strategy 'tree'"),
         (["--data", "DATA", "--strategies", "trie,trie"], "twice"),
-        (["--data", "DATA", "--warm", "hot"], "cold or warm"),
-        (["--data", "DATA", "--turns", "two"], "first or all"),
         (["--data", "DATA", "--concurrency", "0"], "numbers from 1 to 1024"),
         (["--data", "DATA", "--concurrency", "64"], "--set engine.max_batch_size=64"),
         (["--data", "DATA", "--baselines", "vllm"], "no baseline 'vllm'"),
@@ -118,6 +116,13 @@ def test_what_cannot_be_measured_is_one_sentence(data: Path, arguments: list[str
         lookahead("bench", *MODEL, *(str(data) if word == "DATA" else word for word in arguments))
     assert what in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("option", "known"), [("--warm", ("'cold'", "'warm'")), ("--turns", ("'first'", "'all'"))])
+def test_an_unknown_word_is_refused_with_the_known_ones(option: str, known: tuple[str, ...]) -> None:
+    result = lookahead("bench", *MODEL, option, "other")
+    assert result.exit_code == 2
+    assert all(word in result.output for word in known)  # a frame may break the line between them
 
 
 def test_what_is_measured_in_process_cannot_be_measured_through_a_server(data: Path) -> None:

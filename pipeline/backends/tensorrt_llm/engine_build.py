@@ -109,12 +109,7 @@ def build_argv(flags: Mapping[str, FlagValue]) -> tuple[str, ...]:
     words = ["trtllm-build"]
     for name, value in flags.items():
         if known[name].type != "store_true":
-            words += [f"--{name}", *flag_words(known[name], value)]
+            words += [f"--{name}", *release_data.flag_words(known[name], value)]
         elif value:
             words.append(f"--{name}")
     return tuple(words)
-
-
-def flag_words(flag: release_data.Flag, value: FlagValue) -> tuple[str, ...]:
-    """Words of an option's value on the command line: several, separated by spaces, if the option takes a list."""
-    return tuple(str(value).split()) if flag.nargs else (str(value),)

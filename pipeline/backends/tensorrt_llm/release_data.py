@@ -45,23 +45,21 @@ Trait = Literal[
 ]
 
 
-class Flag(Frozen):
-    """An option of trtllm-build. type: str, int or store_true. field: field of PluginConfig; None for other options."""
+class Option(Frozen):
+    """A parameter of the served model, or an option of trtllm-build. type: int, uint, float, float 0..1, bool, string,
+    csv int or tree text; of trtllm-build: str, int or store_true."""
 
     type: str
     default: Any
-    group: str
     choices: tuple[str, ...] = ()
+
+
+class Flag(Option):
+    """An option of trtllm-build. field: field of PluginConfig; None for other options."""
+
+    group: str
     field: str | None = None
     nargs: str | None = None
-
-
-class Parameter(Frozen):
-    """A parameter of the served model. type: int, uint, float, bool, string, csv int or tree text."""
-
-    type: str
-    default: Any
-    values: tuple[str, ...] = ()
 
 
 class Container(Frozen):
@@ -77,17 +75,12 @@ class Container(Frozen):
 
 
 class Requirement(Frozen):
-    """A required range of versions. part: name of the program in the versions of a machine. below: excluded."""
+    """A required range of versions. part: name of the program in the versions of a machine. range: as pip writes it."""
 
     part: str
     name: str
-    at_least: str
-    below: str | None
+    range: str
     why: str
-
-    @property
-    def range(self) -> str:
-        return f"{self.at_least} or newer" if self.below is None else f"{self.at_least} up to below {self.below}"
 
 
 class ReleaseData(Frozen, extra="ignore"):
@@ -103,7 +96,7 @@ class ReleaseData(Frozen, extra="ignore"):
     build_flags: dict[str, Flag]
     flags_set_elsewhere: dict[str, str]
     flags_of_no_use: dict[str, str]
-    parameters: dict[str, Parameter]
+    parameters: dict[str, Option]
     parameters_set_elsewhere: dict[str, str]
     parameters_of_no_use: dict[str, str]
     speculative_decoding_modes: dict[str, int]
@@ -132,6 +125,11 @@ class ReleaseData(Frozen, extra="ignore"):
 def release() -> ReleaseData:
     text = resources.files(__package__).joinpath("release_data.json").read_text(encoding="utf-8")
     return ReleaseData.model_validate_json(text)
+
+
+def flag_words(flag: Flag, value: object) -> tuple[str, ...]:
+    """Words of an option's value on the command line: several, separated by spaces, if the option takes a list."""
+    return tuple(str(value).split()) if flag.nargs else (str(value),)
 
 
 def image_of(tag: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from pipeline.backends.tensorrt_llm.release_data import (
@@ -19,10 +20,9 @@ from pipeline.engine.backend import VersionTable
 def is_met(requirement: Requirement, version: str) -> bool:
     """Whether a version is in the range. A pre-release counts as its final release."""
     try:
-        found = Version(Version(version).base_version)
+        return SpecifierSet(requirement.range).contains(Version(version).base_version)
     except InvalidVersion:
         return False
-    return found >= Version(requirement.at_least) and (requirement.below is None or found < Version(requirement.below))
 
 
 def container_status(container: Container) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.config.places import Places
 from pipeline.config.schema import ServerConfig
@@ -132,19 +132,18 @@ def run_stages(
             missing = [name for name in stage.needs if outcome.get(name) != "passed"]
             address = server_address() if SERVER in stage.arguments else ""
             arguments = tuple(address or "" if word == SERVER else word for word in stage.arguments)
-            command = f"lookahead {' '.join(arguments)}"
             if missing:
-                reason = f"needs {', '.join(missing)}"
-                result = StageResult(stage.name, stage.purpose, command, "skipped", reason=reason)
+                result = _result(stage, arguments, "skipped", reason=f"needs {', '.join(missing)}")
             elif address is None:
-                result = StageResult(stage.name, stage.purpose, command, "failed", reason="the server is gone")
+                result = _result(stage, arguments, "failed", reason="the server is gone")
             else:
                 log = out_dir / f"{number:02d}-{stage.name}.log"
                 result = _run(stage, arguments, log, environment, timeout_s)
             note(f"  {result.outcome}{f' ({result.reason})' if result.reason else ''} after {result.seconds:.1f} s")
             outcome[stage.name] = result.outcome
             results.append(result)
-            on_result([*results, *map(_not_run, stages[number:])])
+            not_run = [_result(each, each.arguments, "skipped", reason="not run") for each in stages[number:]]
+            on_result([*results, *not_run])
     finally:
         for stage in stages[len(results) :]:
             if stage.always:
@@ -164,14 +163,13 @@ def has_passed(results: Sequence[StageResult]) -> bool:
     return all(result.outcome == "passed" for result in results)
 
 
-def _not_run(stage: Stage) -> StageResult:
-    return StageResult(stage.name, stage.purpose, f"lookahead {' '.join(stage.arguments)}", "skipped", reason="not run")
+def _result(stage: Stage, arguments: Sequence[str], outcome: Outcome, **more: Any) -> StageResult:
+    return StageResult(stage.name, stage.purpose, f"lookahead {' '.join(arguments)}", outcome, **more)
 
 
 def _run(
     stage: Stage, arguments: Sequence[str], log: Path, environment: Mapping[str, str], timeout_s: float
 ) -> StageResult:
-    command = f"lookahead {' '.join(arguments)}"
     started = time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -190,12 +188,11 @@ def _run(
         finally:
             if code is None:
                 _end(process)
-    seconds = time.monotonic() - started
+    found = {"seconds": time.monotonic() - started, "exit_code": code, "log": str(log)}
     if code == 0:
-        return StageResult(stage.name, stage.purpose, command, "passed", seconds, code, log=str(log))
-    reason = reason or f"exit code {code}"
+        return _result(stage, arguments, "passed", **found)
     tail = log_tail(log, TAIL_LINES)
-    return StageResult(stage.name, stage.purpose, command, "failed", seconds, code, reason, str(log), tail)
+    return _result(stage, arguments, "failed", **found, reason=reason or f"exit code {code}", tail=tail)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.list_options import numbers, words
-from pipeline.cli.options import MOST_DRAFT_TOKENS
+from pipeline.cli.options import MOST_DRAFT_TOKENS, numbers, words
 from pipeline.cli.trie import MOST_MIB, BranchLength, Tokenizer, encoder, new_trie
 
 if TYPE_CHECKING:
@@ -77,36 +76,36 @@ def bench_trie(
 def _show(results: list[Measurement]) -> None:
     from lookahead_research.trie_bench import TrieMeasurement
 
-    retrieval = ["drafts", "accepted", "retrieval us p50", "p99", "max"]
-    output.table(
-        ["tokens", "held", "insert tok/s", "worst ms", "B/token", "MiB", *retrieval],
-        [
-            (
-                f"{row.num_tokens:,}",
-                f"{row.num_held:,}",
-                f"{row.insert_tokens_per_s:,.0f}",
-                f"{row.insert_worst_ms:.1f}",
-                f"{row.bytes_per_token:.0f}",
-                f"{row.allocated_bytes / (1 << 20):.0f}",
-                *_retrieval(row),
-            )
-            for row in results
-            if isinstance(row, TrieMeasurement)
-        ],
+    output.records(
+        {
+            "tokens": f"{row.num_tokens:,}",
+            "held": f"{row.num_held:,}",
+            "insert tok/s": f"{row.insert_tokens_per_s:,.0f}",
+            "worst ms": f"{row.insert_worst_ms:.1f}",
+            "B/token": f"{row.bytes_per_token:.0f}",
+            "MiB": f"{row.allocated_bytes / (1 << 20):.0f}",
+            **_retrieval(row),
+        }
+        for row in results
+        if isinstance(row, TrieMeasurement)
     )
-    peers = [row for row in results if not isinstance(row, TrieMeasurement)]
-    if peers:
-        output.table(
-            ["peer", "tokens", "insert tok/s", *retrieval],
-            [(row.source, f"{row.num_tokens:,}", f"{row.insert_tokens_per_s:,.0f}", *_retrieval(row)) for row in peers],
+    if peers := [row for row in results if not isinstance(row, TrieMeasurement)]:
+        output.records(
+            {
+                "peer": row.source,
+                "tokens": f"{row.num_tokens:,}",
+                "insert tok/s": f"{row.insert_tokens_per_s:,.0f}",
+                **_retrieval(row),
+            }
+            for row in peers
         )
 
 
-def _retrieval(row: Measurement) -> tuple[str, ...]:
-    return (
-        f"{row.mean_draft_nodes:.0f}",
-        f"{row.mean_accepted:.2f}",
-        f"{row.retrieval_us_p50:,.0f}",
-        f"{row.retrieval_us_p99:,.0f}",
-        f"{row.retrieval_us_max:,.0f}",
-    )
+def _retrieval(row: Measurement) -> dict[str, str]:
+    return {
+        "drafts": f"{row.mean_draft_nodes:.0f}",
+        "accepted": f"{row.mean_accepted:.2f}",
+        "retrieval us p50": f"{row.retrieval_us_p50:,.0f}",
+        "p99": f"{row.retrieval_us_p99:,.0f}",
+        "max": f"{row.retrieval_us_max:,.0f}",
+    }

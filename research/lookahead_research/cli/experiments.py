@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.list_options import numbers
-from pipeline.cli.options import DEFAULT_PROFILE, Outputs, Profile, Set, limit_to, resolve
+from pipeline.cli.options import DEFAULT_PROFILE, Outputs, Profile, Set, limit_to, numbers, resolve
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:

@@ -7,31 +7,19 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli import options as shared
 from pipeline.cli import output
-from pipeline.cli.list_options import numbers
-from pipeline.cli.options import (
-    DEFAULT_MODEL,
-    DEFAULT_PROFILE,
-    MOST_DRAFT_TOKENS,
-    Model,
-    Outputs,
-    Profile,
-    Set,
-    built_artifact,
-    limit_to,
-    resolve,
-)
 
 
 def record(
-    outputs: Outputs,
+    outputs: shared.Outputs,
     out: Annotated[Path, typer.Option("--out", help="Output file of rows. An existing file is extended.")],
-    model: Model = DEFAULT_MODEL,
-    profile: Profile = DEFAULT_PROFILE,
-    overrides: Set = None,
+    model: shared.Model = shared.DEFAULT_MODEL,
+    profile: shared.Profile = shared.DEFAULT_PROFILE,
+    overrides: shared.Set = None,
     budget: Annotated[str, typer.Option("--budget", help="Draft tokens per step, such as 64,8.")] = "64,32,8",
     width: Annotated[int, typer.Option("--width", help="Candidates per row.", min=1, max=256)] = 32,
-    limit: Annotated[int | None, limit_to("rows")] = None,
+    limit: Annotated[int | None, shared.limit_to("rows")] = None,
 ) -> None:
     """Record the model's candidates after known outputs and after the drafts of hybrid, for `replay --rows`."""
     from lookahead_research.known_outputs import load_replay_rows, require_vocabulary
@@ -43,11 +31,11 @@ def record(
     from pipeline.decoding.first_rows import NO_FIRST_ROWS
     from pipeline.engine.first_rows import load_first_rows
 
-    budgets = numbers("--budget", budget, MOST_DRAFT_TOKENS)
+    budgets = shared.numbers("--budget", budget, shared.MOST_DRAFT_TOKENS)
     require_writable(out, outputs)
     rows = load_replay_rows(outputs)[:limit]
     texts = [row.text for row in rows]
-    artifact = built_artifact(resolve(model, profile, overrides))
+    artifact = shared.built_artifact(shared.resolve(model, profile, overrides))
     engine = open_in_process(artifact).engine
     require_vocabulary(rows, engine.limits.vocab_size)
     stored = load_first_rows(artifact)

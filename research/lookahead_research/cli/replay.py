@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.list_options import numbers, words
-from pipeline.cli.options import MOST_DRAFT_TOKENS, Outputs, limit_to
+from pipeline.cli.options import MOST_DRAFT_TOKENS, Outputs, limit_to, numbers, words
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,39 +80,21 @@ def replay(
             )
     if json_path is not None:
         save_rows(json_path, [asdict(result) for result in results])
-    _show(results)
+    output.records(
+        {
+            "source": row.source,
+            "budget": row.budget,
+            "regime": row.regime,
+            "task": row.task,
+            "tokens": row.tokens,
+            "steps": row.steps,
+            "acceptance length": f"{row.mean_acceptance_length:.3f}",
+            "drafts/step": f"{row.draft_tokens_per_step:.1f}",
+            "retrieval us p50": f"{row.retrieval_us_p50:.0f}",
+            "p99": f"{row.retrieval_us_p99:.0f}",
+        }
+        for row in results
+    )
     if recorded:
         known, asked = sum(each.known for each in recorded), sum(each.asked for each in recorded)
         output.note(f"{known / max(asked, 1):.1%} of the {asked} rows that the sources read were recorded")
-
-
-def _show(results: list[ReplayResult]) -> None:
-    output.table(
-        [
-            "source",
-            "budget",
-            "regime",
-            "task",
-            "tokens",
-            "steps",
-            "acceptance length",
-            "drafts/step",
-            "retrieval us p50",
-            "p99",
-        ],
-        [
-            (
-                row.source,
-                row.budget,
-                row.regime,
-                row.task,
-                row.tokens,
-                row.steps,
-                f"{row.mean_acceptance_length:.3f}",
-                f"{row.draft_tokens_per_step:.1f}",
-                f"{row.retrieval_us_p50:.0f}",
-                f"{row.retrieval_us_p99:.0f}",
-            )
-            for row in results
-        ],
-    )

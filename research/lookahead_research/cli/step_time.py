@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.list_options import numbers
-from pipeline.cli.options import MOST_DRAFT_TOKENS, Outputs, limit_to
+from pipeline.cli.options import MOST_DRAFT_TOKENS, Outputs, limit_to, numbers
 
 
 def step_time(

@@ -68,7 +68,7 @@ def test_other_versions_are_named_with_the_range_that_is_needed(gpu_machine):
     for part in ("TensorRT-LLM", "TensorRT", "transformers (beside TensorRT-LLM)", "CUDA driver", "NVIDIA GPUs"):
         assert found[part].state == "note", part
         assert found[part].remedy, part
-    assert "1.2 up to below 1.3" in found["TensorRT-LLM"].remedy
+    assert ">=1.2,<1.3" in found["TensorRT-LLM"].remedy
     assert "8.0" in found["NVIDIA GPUs"].remedy
 
 

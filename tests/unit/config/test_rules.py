@@ -92,6 +92,8 @@ KEYS = f"server.api_keys=[{{tenant: alice, key_sha256: {'ab' * 32}}}]"
             "model.checkpoint.config.vocab_size: found None; should be a number, a text, true or false or a list",
         ),
         (["model.checkpoint={source: hub}"], "model.checkpoint.repo_id: is missing"),
+        (["model=llama2-7b"], "--set: model: is no setting; name one with --model."),
+        (["engine=8"], "--set: engine: found 8; should be keys and values."),
         (["model.checkpoint={path: x}"], "needs the key 'source'"),
         (["model.checkpoint={source: hup, repo_id: a/b}"], "found source 'hup'"),
         (["model.checkpoint.sha256=abc"], "model.checkpoint.sha256: found 'abc'"),

@@ -1,4 +1,4 @@
-"""Draft sources of other projects behind the interface `Peer`."""
+"""Draft sources of other projects that `bench-trie` measures."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from pipeline.errors import RequestError, ServerError
 from pipeline.gateway.errors import unavailable
 from pipeline.server import client
 from pipeline.server.client import TextQuery, complete
+from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
 
 QUERY = TextQuery("the rat", 4)
@@ -56,6 +57,11 @@ def test_a_port_without_a_server_is_a_server_error_on_both_protocols(closed_port
         complete(QUERY, f"127.0.0.1:{closed_port}", "grpc", timeout_s=PATIENCE_S)
     with pytest.raises(ServerError, match="cannot be reached"):
         complete(QUERY, f"http://127.0.0.1:{closed_port}", "http", timeout_s=PATIENCE_S)
+
+
+def test_the_port_of_http_is_named_as_such():
+    with serving(Handler) as port, pytest.raises(ServerError, match=f"does not speak gRPC; .* http://127.0.0.1:{port}"):
+        complete(TextQuery("hi", 4), f"127.0.0.1:{port}", "grpc")
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

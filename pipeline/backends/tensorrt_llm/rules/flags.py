@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
-from pipeline.backends.tensorrt_llm.build_context import BuildContext, FlagValue
-from pipeline.backends.tensorrt_llm.engine_build import flag_words
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag, misplaced, wrong
-from pipeline.config.faults import Fault, did_you_mean, fault, one_of
+from pipeline.backends.tensorrt_llm.build_context import BuildContext
+from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag, faults_of_options, wrong
+from pipeline.config.faults import Fault
 
 _DTYPES = ("float16", "bfloat16", "float32", "int32")
 _FUSED_MLP_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")
@@ -23,27 +22,9 @@ def known_flags(context: BuildContext) -> Iterator[Fault]:
     """Names and types of the options, and options that another setting controls. trtllm-build checks this too, but only
     after the download and the conversion."""
     release = release_data.release()
-    for name, value in context.trt.build_flags.items():
-        key, known = build_flag(name), release.build_flags
-        if found := misplaced(key, value, release.flags_set_elsewhere.get(name), release.flags_of_no_use.get(name)):
-            yield found
-        elif name not in known:
-            text = f"is not an option of trtllm-build {release_data.RELEASE_LINE}."
-            yield fault(key, f"{text}{did_you_mean(name, known)} Names are written without dashes in front.")
-        elif name != "kv_cache_type" and (right := _right_value(known[name], value)):  # that one has but one use here
-            yield wrong(key, value, f"should be {right}")
-
-
-def _right_value(flag: release_data.Flag, value: FlagValue) -> str | None:
-    """Description of valid values; None if the value is valid."""
-    if flag.type == "store_true":
-        return None if isinstance(value, bool) else "true or false"
-    if flag.type == "int":
-        return None if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
-    if isinstance(value, bool):
-        return f"{one_of(flag.choices)} in quotes" if flag.choices else "a text"
-    words = flag_words(flag, value)
-    return one_of(flag.choices) if flag.choices and not set(words) <= set(flag.choices) else None
+    unknown = f"is not an option of trtllm-build {release_data.RELEASE_LINE}."
+    elsewhere, no_use = release.flags_set_elsewhere, release.flags_of_no_use
+    return faults_of_options("build_flags", context.trt.build_flags, release.build_flags, elsewhere, no_use, unknown)
 
 
 def needed_for_serving(context: BuildContext) -> Iterator[Fault]:
@@ -58,9 +39,6 @@ def needed_for_serving(context: BuildContext) -> Iterator[Fault]:
             yield wrong(build_flag(name), "disable", reason, "Remove it.")
     if (found := context.flag("max_beam_width")) != 1:
         yield wrong(build_flag("max_beam_width"), found, "requests are served with one beam", "Remove it.")
-    if (found := context.flag("kv_cache_type")) not in (None, "paged"):
-        reason = "in-flight batching and drafts need 'paged'"
-        yield wrong(build_flag("kv_cache_type"), found, reason, "Remove it.")
 
 
 def plugins_have_what_they_need(context: BuildContext) -> Iterator[Fault]:

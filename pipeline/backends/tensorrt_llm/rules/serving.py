@@ -6,45 +6,17 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, misplaced, parameter, setting, wrong
-from pipeline.config.faults import Fault, did_you_mean, fault, one_of
+from pipeline.backends.tensorrt_llm.rules.problem import Rule, faults_of_options, parameter, setting, wrong
+from pipeline.config.faults import Fault
 
 
 def known_parameters(context: BuildContext) -> Iterator[Fault]:
-    """Names and types of the parameters, and parameters that another setting controls. The backend silently ignores
-    invalid values."""
-    release = release_data.release()
-    set_elsewhere, of_no_use = release.parameters_set_elsewhere, release.parameters_of_no_use
-    for name, value in context.trt.parameters.items():
-        key, known = parameter(name), release.parameters
-        if found := misplaced(key, value, set_elsewhere.get(name), of_no_use.get(name)):
-            yield found
-        elif name not in known:
-            yield fault(key, f"is not a parameter of the tensorrtllm backend.{did_you_mean(name, known)}")
-        elif right := _right_value(name, known[name], value):
-            yield wrong(key, value, f"should be {right}")
-
-
-def _right_value(name: str, entry: release_data.Parameter, value: bool | int | float | str) -> str | None:
-    """Description of valid values; None if the value is valid. The backend uses its default for an invalid value."""
-    kind = entry.type.split(";")[0]
-    if kind == "bool":
-        return None if isinstance(value, bool) else "true or false"
-    if isinstance(value, bool):
-        return f"a {kind}"
-    if kind in ("int", "uint"):
-        limit = 1 << (64 if name.endswith("_bytes") else 31)
-        fits = isinstance(value, int) and 0 <= value < limit
-        return None if fits else f"a whole number from 0 to {limit - 1}"
-    if kind.startswith("float"):
-        fits = isinstance(value, int | float) and (kind == "float" or 0 <= value <= 1)
-        return None if fits else "a number from 0 to 1" if kind != "float" else "a number"
-    if kind == "csv int":
-        parts = str(value).replace(";", ",").split(",")
-        return None if all(part.strip().isdigit() for part in parts) else 'numbers with commas between, e.g. "0,1"'
-    if entry.values and str(value) not in entry.values:
-        return one_of([word for word in entry.values if word])
-    return None
+    """Names and types of the parameters, and parameters that another setting controls. The backend silently uses its
+    default for an invalid value."""
+    release, asked = release_data.release(), context.trt.parameters
+    unknown = "is not a parameter of the tensorrtllm backend."
+    elsewhere, no_use = release.parameters_set_elsewhere, release.parameters_of_no_use
+    return faults_of_options("parameters", asked, release.parameters, elsewhere, no_use, unknown)
 
 
 def lookahead_excludes(context: BuildContext) -> Iterator[Fault]:

@@ -122,7 +122,7 @@ def test_values_have_the_types_that_the_backend_reads(tmp_path):
     for name, text in target.items():
         entry = release().parameters[name]
         readers.get(entry.type.split(";")[0].split(" ")[0], str)(text)
-        assert not entry.values or text == "" or text in map(str, entry.values), name
+        assert not entry.choices or text == "" or text in map(str, entry.choices), name
     for name in ("guided_decoding_backend", "xgrammar_tokenizer_info_path"):
         assert target[name] == ""
     assert target["gpt_model_type"] == "inflight_fused_batching"

@@ -39,7 +39,7 @@ def test_all_faults_come_at_once_and_each_once():
     ("override", "text"),
     [
         (".build_flags.gemm_plugin=int7", "should be 'auto', 'float16',"),
-        (".build_flags.kv_cache_type=PAGGED", "in-flight batching and drafts need 'paged'. Remove it."),
+        (".build_flags.kv_cache_type=PAGGED", "found 'PAGGED'; should be 'paged'."),
         (".build_flags.remove_input_padding=no", "should be 'enable' or 'disable' in quotes."),
         (".parameters.guided_decoding_backend=foo", "should be 'xgrammar'."),
         (

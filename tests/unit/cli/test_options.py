@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cli.list_options import numbers
+from pipeline.cli.options import numbers
 from pipeline.errors import UserError
 
 
