@@ -9,7 +9,7 @@ from pipeline.checkpoint.architectures import (
     SUPPORTED_ARCHITECTURES,
     check_architecture,
 )
-from pipeline.cli.generated import architecture_page
+from pipeline.cli.generated import architecture_tables
 from pipeline.config.bare_checkpoint import GGUF_ARCHITECTURES
 from pipeline.errors import CheckpointError
 
@@ -35,7 +35,7 @@ PROMISED = [
 
 def test_the_page_names_every_architecture() -> None:
     for name in (*SUPPORTED_ARCHITECTURES, *REFUSED):
-        assert f"| {name} |" in architecture_page()
+        assert f"| {name} |" in architecture_tables()
 
 
 def test_every_promised_architecture_is_served_or_refused_with_a_reason() -> None:
