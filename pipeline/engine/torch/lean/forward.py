@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.attention import attend
+from pipeline.engine.torch.lean.cache_entries import rotate_rows
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.crew import Turn, enters, leaves
-from pipeline.engine.torch.lean.kv_cache import rotate_rows
 from pipeline.engine.torch.lean.phases import gate_rows, multiply, norm_rows, pack_rows
 from pipeline.engine.torch.lean.tables import Floats, Longs
 

@@ -1,5 +1,4 @@
-"""The slot KV cache of the lean pass: keys are rotated, keys and values are written, and those of accepted nodes are
-moved. For the order of keys and values see `attention`."""
+"""The slot KV cache of the lean pass. For the order of keys and values see `attention`."""
 
 from __future__ import annotations
 
@@ -7,23 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from numba import carray
 
 from pipeline.engine.memory import available_bytes
 from pipeline.engine.torch.lean import tables
-from pipeline.engine.torch.lean.attention import address_of
-from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.crew import PHASE_BYTES, shared
-from pipeline.engine.torch.lean.phases import norm
+from pipeline.engine.torch.lean.cache_entries import Entries, move_places
 from pipeline.engine.torch.lean.plan import LeanPlan, cache_entry_bytes
-from pipeline.engine.torch.lean.rows import fetch_to_write, float_pointer, store_float, store_half
-from pipeline.engine.torch.lean.tables import Floats, Longs, aligned
+from pipeline.engine.torch.lean.tables import aligned
 from pipeline.engine.torch.lean.vectors import LANES
 from pipeline.engine.torch.slots import require_cache_memory
 
-# float32; or the bits of bfloat16, for keys two entries in one number.
-Entries = npt.NDArray[np.float32] | npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 # Places after the last one of a block of values. Without them blocks begin at multiples of a power of two, and the same
 # place of all blocks competes for the same few entries of a CPU cache. All but the first of them is never written.
 _UNUSED_PLACES = 17 * LANES
@@ -57,111 +48,3 @@ class LeanCache:
 
     def move_path(self, slot: int, start: int, nodes: Sequence[int]) -> None:
         move_places(self.keys, self.values, slot, start, np.asarray(nodes, np.int64))
-
-
-@kernel
-def rotate_rows(
-    sizes: Longs,
-    epsilon: float,
-    layer: int,
-    norms: Longs,
-    buffers: Longs,
-    rotation: Floats,
-    cache: Longs,
-    rows: Longs,
-    counter: int,
-) -> int:
-    """Apply norm (if the model has one) and rotation to queries in place, and to keys. Write keys and values to the
-    cache."""
-    num_rows, dim, num_threads = sizes[tables.NUM_ROWS], sizes[tables.HEAD_DIM], sizes[tables.NUM_THREADS]
-    num_heads, num_kv_heads = sizes[tables.NUM_HEADS], sizes[tables.NUM_KV_HEADS]
-    # Rows with neighbouring places share the cache lines of keys, so each thread takes a range of rows.
-    for row in shared(counter, num_rows, (num_rows + num_threads - 1) // num_threads):
-        address = buffers[tables.QKV_OUT, 0] + row * buffers[tables.QKV_OUT, 1]
-        slot, position, place = rows[row, tables.ROW_SLOT], rows[row, tables.ROW_POSITION], rows[row, tables.ROW_PLACE]
-        fetch_keys(cache[tables.KEYS], layer, slot, num_kv_heads, dim, place)
-        cosine, sine = rotation[0, position], rotation[1, position]
-        for head in range(num_heads + num_kv_heads):
-            start = address + 4 * dim * head
-            weight = norms[tables.Q_NORM] if head < num_heads else norms[tables.K_NORM]
-            if weight:
-                norm(start, weight, start, dim, epsilon)
-            rotate(start, cosine, sine, dim // 2)
-        first = address + 4 * dim * num_heads
-        for head in range(num_kv_heads):
-            key = address_of(cache[tables.KEYS], layer, slot, head)
-            write_key(cache[tables.KEYS], key, place, first + 4 * dim * head, dim)
-            value = address_of(cache[tables.VALUES], layer, slot, head)
-            write_value(cache[tables.VALUES], value, place, first + 4 * dim * (num_kv_heads + head), dim)
-            # Attention reads pairs of places. A pair's second place, if nothing has been written there, may hold NaN.
-            is_last = row + 1 == num_rows or rows[row + 1, tables.ROW_SLOT] != slot
-            if is_last and cache[tables.VALUES, tables.CACHE_ENTRY] == 2 and place % 2 == 0:
-                write_value(cache[tables.VALUES], value, place + 1, buffers[tables.ZEROS, 0], dim)
-    return counter + PHASE_BYTES
-
-
-@kernel
-def rotate(address: int, cosine: Floats, sine: Floats, half: int) -> None:
-    """Rotate the two halves of a head in place (arXiv 2104.09864)."""
-    left, right = carray(float_pointer(address), half), carray(float_pointer(address + 4 * half), half)
-    for index in range(half):
-        first, second = left[index], right[index]
-        left[index] = first * cosine[index] - second * sine[index]
-        right[index] = second * cosine[index] + first * sine[index]
-
-
-@kernel
-def fetch_keys(cache: Longs, layer: int, slot: int, num_heads: int, dim: int, place: int) -> None:
-    """Prefetch the cache lines of a place's keys, because the entries of a key are in different lines."""
-    for head in range(num_heads):
-        line = address_of(cache, layer, slot, head) + place // LANES * cache[tables.CACHE_BLOCK]
-        for index in range(dim * cache[tables.CACHE_ENTRY] // 4):
-            fetch_to_write(line + 4 * LANES * index)
-
-
-@kernel
-def write_key(cache: Longs, key: int, place: int, source: int, dim: int) -> None:
-    """Write a row of `dim` floats as the key of a place. key: address of the head's keys."""
-    target = key + place // LANES * cache[tables.CACHE_BLOCK] + place % LANES * 4
-    entries = carray(float_pointer(source), dim)
-    if cache[tables.CACHE_ENTRY] == 4:
-        for index in range(dim):
-            store_float(target + 4 * LANES * index, entries[index])
-        return
-    for index in range(dim):
-        store_half(target + 4 * LANES * (index // 2) + 2 * (index % 2), entries[index])
-
-
-@kernel
-def write_value(cache: Longs, value: int, place: int, source: int, dim: int) -> None:
-    """Write a row of `dim` floats as the value of a place. value: address of the head's values."""
-    for first in range(0, dim, LANES):
-        count = min(LANES, dim - first)
-        target = value + first // LANES * cache[tables.CACHE_BLOCK]
-        entries = carray(float_pointer(source + 4 * first), count)
-        if cache[tables.CACHE_ENTRY] == 4:
-            for index in range(count):
-                store_float(target + 4 * LANES * place + 4 * index, entries[index])
-        else:
-            for index in range(count):
-                store_half(target + 4 * LANES * (place // 2) + 4 * index + 2 * (1 - place % 2), entries[index])
-
-
-@kernel
-def move_places(keys: Entries, values: Entries, slot: int, start: int, nodes: Longs) -> None:
-    """Move keys and values from the places start + nodes, which ascend, to start, start + 1, ..."""
-    num_layers, _, num_heads, _, num_lines, _ = keys.shape
-    num_blocks, of_pair = values.shape[3], values.shape[6]
-    for layer in range(num_layers):
-        for head in range(num_heads):
-            for place in range(len(nodes)):
-                source, target = start + nodes[place], start + place
-                for number in range(num_lines):
-                    line = keys[layer, slot, head, :, number]
-                    line[target // LANES, target % LANES] = line[source // LANES, source % LANES]
-                # The second place of a pair comes first, so that an index is the place with its last bit inverted.
-                for block in range(num_blocks):
-                    pairs = values[layer, slot, head, block]
-                    for lane in range(LANES):
-                        entry = pairs[source // of_pair, lane, of_pair - 1 - source % of_pair]
-                        pairs[target // of_pair, lane, of_pair - 1 - target % of_pair] = entry
