@@ -8,11 +8,12 @@ a proposing source or an order of the table. A candidate's probability given its
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.decoding.compiled import compiled, inlined
+from pipeline.decoding.compiled import compiled, inlined, int64
 from pipeline.decoding.continuations import ContinuationTable, extend_key, last_tokens, slot_of
 from pipeline.decoding.first_rows import FirstRows
 from pipeline.decoding.mixing import OTHERS, learn, mixed_probability
@@ -107,8 +108,9 @@ def grow(
         fixed[child] |= proposals.fixed[node]
 
     taken = np.empty(max_nodes, np.int32)
-    heap = np.empty(room, np.int32)
-    heap_size = 0
+    # Candidates: minus the path probability, and the node.
+    heap = [(np.float32(-1.0), 0)]
+    heap.clear()
     num_taken = 0
     last = np.empty(orders, np.int32)
     current = 0
@@ -154,7 +156,7 @@ def grow(
             while child >= 0:
                 num_orders[child] = num_known
                 if may_go_on and not fixed[child]:
-                    heap_size = _push(heap, heap_size, path_probability, child)
+                    heappush(heap, (-path_probability[child], int64(child)))
                 child = next_sibling[child]
         if num_taken >= max_nodes:
             break
@@ -164,9 +166,8 @@ def grow(
             current = next_fixed
             next_fixed += 1
             num_fixed += 1
-        elif heap_size:
-            current = heap[0]
-            heap_size = _pop(heap, heap_size, path_probability)
+        elif heap:
+            current = heappop(heap)[1]
         else:
             break
         rank[current] = num_taken
@@ -249,36 +250,3 @@ def _rate(
     while each >= 0:
         probability[each] *= scale
         each = next_sibling[each]
-
-
-@compiled
-def _push(heap: IntArray, size: int, key: FloatArray, item: int) -> int:
-    place = size
-    while place > 0:
-        above = (place - 1) >> 1
-        if key[heap[above]] >= key[item]:
-            break
-        heap[place] = heap[above]
-        place = above
-    heap[place] = item
-    return size + 1
-
-
-@compiled
-def _pop(heap: IntArray, size: int, key: FloatArray) -> int:
-    """Remove the first item of the heap. Returns the new size."""
-    size -= 1
-    item = heap[size]
-    place = 0
-    while True:
-        below = 2 * place + 1
-        if below >= size:
-            break
-        if below + 1 < size and key[heap[below + 1]] > key[heap[below]]:
-            below += 1
-        if key[item] >= key[heap[below]]:
-            break
-        heap[place] = heap[below]
-        place = below
-    heap[place] = item
-    return size

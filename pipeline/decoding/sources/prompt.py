@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -10,11 +11,13 @@ from pipeline.config.schema import LookaheadConfig, PromptDraftConfig, TrieDraft
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import DraftTree, IntArray
-from pipeline.decoding.trie import Trie, TrieStream
+from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.estimator import Estimator
 
 # Texts of ended requests that are kept for requests that continue them, and their tokens in total.
 MAX_KEPT, MAX_KEPT_TOKENS = 16, 1 << 15
+# Tokens of a running request's output that enter the shared trie at once.
+SHARED_TOKENS = 128
 
 
 class _Text(NamedTuple):
@@ -23,18 +26,19 @@ class _Text(NamedTuple):
     namespace: str
     tokens: list[IntArray]
     own: Trie
-    stream: TrieStream
 
     def append(self, tokens: IntArray) -> None:
         self.tokens.append(tokens)
-        self.stream.append(tokens)
+        self.own.extend(tokens)
 
 
-class _Request(NamedTuple):
-    """shared: stream of the output into the shared trie, if there is one."""
+@dataclass(slots=True)
+class _Request:
+    """output: the tokens that the shared trie lacks, behind the last `num_shared` that it has."""
 
     text: _Text
-    shared: TrieStream | None
+    output: list[int] = field(default_factory=list)
+    num_shared: int = 0
 
 
 class PromptSource:
@@ -58,8 +62,7 @@ class PromptSource:
         self._kept: list[tuple[IntArray, _Text]] = []
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
-        shared = None if self._shared is None else self._shared.open(namespace)
-        self._requests[request_id] = _Request(self._text_of(prompt_ids, namespace), shared)
+        self._requests[request_id] = _Request(self._text_of(prompt_ids, namespace))
 
     def _text_of(self, prompt_ids: IntArray, namespace: str) -> _Text:
         for index in range(len(self._kept) - 1, -1, -1):
@@ -69,30 +72,37 @@ class PromptSource:
                 text.append(prompt_ids[len(tokens) :])
                 return text
         own = Trie(self._branch_length, expected_tokens=len(prompt_ids))
-        text = _Text(namespace, [], own, own.open())
+        text = _Text(namespace, [], own)
         text.append(prompt_ids)
         return text
 
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
-        text, _ = self._requests[request_id]
+        text = self._requests[request_id].text
         return self._estimator.grow(text.own, self._shared, text.namespace, context, budget.max_nodes, budget.max_depth)
 
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
-        text, shared = self._requests[request_id]
-        tokens = np.asarray(step.token_ids, np.int32)
+        request = self._requests[request_id]
+        text, tokens = request.text, np.asarray(step.token_ids, np.int32)
         try:
             self._estimator.learn(text.own, self._shared, text.namespace, step.context, tokens)
         finally:  # missing tokens would corrupt all later text
             text.append(tokens)
-            if shared is not None:
-                shared.append(tokens)
+            request.output += step.token_ids
+            if len(request.output) - request.num_shared >= SHARED_TOKENS:
+                self._share(request)
 
     def stop(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
         if request is None:
             return
-        if request.shared is not None:
-            request.shared.close()
+        self._share(request)
         self._kept.append((np.concatenate(request.text.tokens), request.text))
         while len(self._kept) > MAX_KEPT or sum(len(tokens) for tokens, _ in self._kept) > MAX_KEPT_TOKENS:
             del self._kept[0]
+
+    def _share(self, request: _Request) -> None:
+        """Insert the output that the shared trie lacks, with the tokens before it."""
+        if self._shared is not None and len(request.output) > request.num_shared:
+            self._shared.insert(np.asarray(request.output, np.int32), request.text.namespace)
+        request.num_shared = min(len(request.output), self._branch_length - 1)
+        request.output = request.output[len(request.output) - request.num_shared :]

@@ -15,7 +15,8 @@ STATE = "trie.snapshot"
 
 
 class TrieSource(PromptSource):
-    """Shares emitted tokens at once between the requests of a namespace; a prompt stays private to its request."""
+    """Shares outputs between the requests of a namespace: at their end, and long ones in parts. Prompts stay private to
+    their requests."""
 
     name = "trie"
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pipeline.decoding.trie.text_trie import Trie, TrieStatistics, TrieStream
+from pipeline.decoding.trie.text_trie import Trie, TrieStatistics
 
-__all__ = ["Trie", "TrieStatistics", "TrieStream"]
+__all__ = ["Trie", "TrieStatistics"]

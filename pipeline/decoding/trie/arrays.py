@@ -6,8 +6,7 @@ nodes        [capacity] records, see `NODE`. A node stands for the strings of on
 buckets      [2 * capacity] a hash table from (parent, first token of the edge) to the row of the child.
 bucket_next  [capacity] the next row of the same bucket, 0 at its end.
 text         [text_len] the tokens, a ring buffer that overwrites the oldest. A value above 0 is a token + 1; 0 is
-             unwritten; a negative pair opens a piece of one sequence: -(row of the root), then -1 - (number of tokens
-             that repeat the end of the sequence's previous piece).
+             unwritten; a negative pair opens a sequence: -(row of the root), then -1.
 state        [1] counters, see `STATE`.
 
 Every position of the text starts a *suffix*, the string of at most `branch_length` tokens from there on. `start` of a
@@ -40,14 +39,14 @@ NODE = np.dtype(
     align=True,
 )
 # free: first free row. fresh: first row that was never used. head, oldest: positions of the next token and of the
-# oldest held, counted from the beginning (slot = position % text_len). oldest_root: root of the piece that the oldest
-# position belongs to. num_nodes: rows in use. epoch: number of prunings and removals. num_buckets: buckets in use.
+# oldest held, counted from the beginning (slot = position % text_len). oldest_root: root of the sequence that the
+# oldest position belongs to. num_nodes: rows in use. unused: for the file format. num_buckets: buckets in use.
 # num_unsplit: the largest power of two not above it, see `nodes.bucket_of`.
 STATE = np.dtype(
     [
         (name, "<i8")
         for name in (
-            *("free", "fresh", "head", "oldest", "oldest_root", "num_nodes", "epoch", "branch_length"),
+            *("free", "fresh", "head", "oldest", "oldest_root", "num_nodes", "unused", "branch_length"),
             *("num_buckets", "num_unsplit"),
         )
     ],

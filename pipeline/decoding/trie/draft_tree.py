@@ -15,7 +15,7 @@ MAX_CANDIDATES = 128
 # Paths less likely than this are not worth a node.
 LEAST_PROBABILITY = float32(2e-4)
 # A path is extended only if it is this many times as likely as the least likely node in the tree.
-WORTH_OPENING = float32(4.0)
+WORTH_EXTENDING = float32(2.0)
 
 
 class DraftBuffers(NamedTuple):
@@ -52,16 +52,15 @@ def grow_draft_tree(
     work_arrays: Plain,
     buffer_arrays: Plain,
     context: IntArray,
-    doubts: FloatArray,
+    escape_counts: FloatArray,
     max_nodes: int,
     max_depth: int,
-    root_fan: int,
-    fan: int,
+    single_from: int,
 ) -> int:
     """Fill the buffers with the most likely paths after context [len], most likely first. Returns the number of nodes.
 
-    The buffers must hold max_nodes nodes, the workspace max_nodes + 1 rows. root_fan, fan: maximum number of children
-    of the root and of other nodes.
+    The buffers must hold max_nodes nodes, the workspace max_nodes + 1 rows. single_from: depth from which a node gets
+    its most likely child only; the root has depth 0.
     """
     pair, work, buffers = pair_of(pair_arrays), Workspace(*work_arrays), DraftBuffers(*buffer_arrays)
     node_token, node_parent, node_path = buffers.token_ids, buffers.parents, buffers.path_probabilities
@@ -74,16 +73,15 @@ def grow_draft_tree(
         # Expand the node taken last, whose row is `taken`; row 0 is the root.
         path = node_path[taken - 1] if taken else float32(1.0)
         least = node_path[max_nodes - 1] if size == max_nodes else LEAST_PROBABILITY
-        if depth[taken] < max_depth and path > WORTH_OPENING * least:
+        if depth[taken] < max_depth and path > WORTH_EXTENDING * least:
             if taken:
                 extend_context(pair, work, taken, node_parent[taken - 1] + 1, node_token[taken - 1])
-            num_found = next_tokens(pair, work, taken, doubts, tokens, probabilities, float32(least / path))
-            limit = fan if taken else root_fan
-            for index in range(min(num_found, limit)):
-                best = index if num_found <= limit else int64(np.argmax(probabilities[:num_found]))
-                candidate = path * probabilities[best]
-                if num_found > limit:
-                    probabilities[best] = -1.0
+            num_found = next_tokens(pair, work, taken, escape_counts, tokens, probabilities, float32(least / path))
+            if depth[taken] >= single_from and num_found:
+                best = int64(np.argmax(probabilities[:num_found]))
+                tokens[0], probabilities[0], num_found = tokens[best], probabilities[best], 1
+            for index in range(num_found):
+                candidate = path * probabilities[index]
                 if candidate <= least:
                     continue
                 place = size if size < max_nodes else max_nodes - 1
@@ -93,7 +91,7 @@ def grow_draft_tree(
                     node_parent[place] = node_parent[place - 1]
                     place -= 1
                 node_path[place] = candidate
-                node_token[place] = tokens[best]
+                node_token[place] = tokens[index]
                 node_parent[place] = taken - 1
                 size = min(size + 1, max_nodes)
                 if size == max_nodes:

@@ -9,39 +9,33 @@ from pipeline.decoding.compiled import Plain
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, read_only
 from pipeline.decoding.trie.draft_tree import grow_draft_tree, new_buffers
 from pipeline.decoding.trie.learning import learn_tokens
-from pipeline.decoding.trie.next_tokens import MATCH_CLASSES, NUM_CLASSES
+from pipeline.decoding.trie.next_tokens import NUM_CLASSES
 from pipeline.decoding.trie.suffixes import NUM_TRIES, Workspace, new_workspace
 from pipeline.decoding.trie.text_trie import Trie
 
-UNLIMITED = 1 << 30
-# Maximum number of children of the root and of the other nodes of a draft tree.
-FANS: dict[Retrieval, tuple[int, int]] = {
-    "hierarchical": (UNLIMITED, UNLIMITED),
-    "parallel": (UNLIMITED, 1),
-    "single": (1, 1),
-}
+# Depth from which nodes of a draft tree have one child; the root has depth 0.
+SINGLE_FROM: dict[Retrieval, int] = {"hierarchical": 1 << 30, "parallel": 1, "single": 0}
 LEARNING_RATE = 0.3
-# Initial log doubts: the base, for a suffix of one token; then what is added per further token, for the shared trie,
-# for suffixes with several next tokens, and for matches.
-FIRST_DOUBT, DOUBT_PER_TOKEN, SHARED_DOUBT, AMBIGUOUS_DOUBT, LONG_MATCH_DOUBT = 0.2, -0.1, 1.2, 2.0, 0.0
+# Logarithms of the first escape counts: the base, for a suffix of one token; then what is added per further token, for
+# the shared trie, and for suffixes with several next tokens.
+FIRST_ESCAPE, ESCAPE_PER_TOKEN, SHARED_ESCAPE, AMBIGUOUS_ESCAPE = 0.2, -0.2, 1.2, 2.0
 
 
 class Estimator:
-    """The doubts of suffixes, learned from all requests of a source.
+    """The escape counts of suffixes, learned from all requests of a source.
 
-    doubts: [tries * (orders + MATCH_CLASSES) * NUM_CLASSES] see `next_tokens`; `learn` changes them in place.
+    escape_counts: [tries * orders * NUM_CLASSES] see `next_tokens`; `learn` changes them in place.
     """
 
     def __init__(self, branch_length: int, retrieval: Retrieval = "hierarchical") -> None:
-        self._fans = FANS[retrieval]
+        self._single_from = SINGLE_FROM[retrieval]
         self._nothing = Trie(branch_length)
-        orders = np.arange(branch_length + MATCH_CLASSES, dtype=np.float32)
-        doubts = np.zeros((NUM_TRIES, len(orders), NUM_CLASSES), np.float32)
-        doubts += (FIRST_DOUBT + DOUBT_PER_TOKEN * (orders - 1))[:, None]
-        doubts[1] += SHARED_DOUBT
-        doubts[:, :, NUM_CLASSES // 2 :] += AMBIGUOUS_DOUBT
-        doubts[:, branch_length + 1 :] += LONG_MATCH_DOUBT
-        self.doubts: FloatArray = np.exp(doubts).reshape(-1)
+        orders = np.arange(branch_length, dtype=np.float32)
+        logs = np.zeros((NUM_TRIES, len(orders), NUM_CLASSES), np.float32)
+        logs += (FIRST_ESCAPE + ESCAPE_PER_TOKEN * (orders - 1))[:, None]
+        logs[1] += SHARED_ESCAPE
+        logs[:, :, 1] += AMBIGUOUS_ESCAPE
+        self.escape_counts: FloatArray = np.exp(logs).reshape(-1)
         self._work = new_workspace(65, branch_length)
         self._buffers = new_buffers(64)
 
@@ -54,7 +48,14 @@ class Estimator:
             self._buffers = new_buffers(max_nodes)
         buffers = self._buffers
         num = grow_draft_tree(
-            pair, tuple(work), tuple(buffers), read_only(context), self.doubts, max_nodes, max_depth, *self._fans
+            pair,
+            tuple(work),
+            tuple(buffers),
+            read_only(context),
+            self.escape_counts,
+            max_nodes,
+            max_depth,
+            self._single_from,
         )
         return DraftTree(
             buffers.token_ids[:num].copy(), buffers.parents[:num].copy(), buffers.path_probabilities[:num].copy()
@@ -63,7 +64,7 @@ class Estimator:
     def learn(self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, tokens: IntArray) -> None:
         """Learn from the tokens [n] that followed context [len]. Call it before they are inserted into the tries."""
         pair, work = self.pair(own, shared, namespace), self.workspace(len(tokens))
-        learn_tokens(pair, tuple(work), read_only(context), tokens, self.doubts, LEARNING_RATE)
+        learn_tokens(pair, tuple(work), read_only(context), tokens, self.escape_counts, LEARNING_RATE)
 
     def pair(self, own: Trie, shared: Trie | None, namespace: str) -> Plain:
         """The tries as the kernels take them. Valid until one of them changes."""

@@ -8,7 +8,6 @@ from pipeline.decoding.trie.arrays import TrieArrays, slot_of
 from pipeline.decoding.trie.nodes import (
     drop_node,
     find_child,
-    follow_edge,
     join,
     lengthen,
     link,
@@ -21,26 +20,17 @@ MAX_COUNT = 1 << 30
 
 
 @subkernel
-def _is_later(slot: int, other: int, oldest: int) -> bool:
-    """Whether `slot` holds later text than `other`. oldest: slot of the oldest text. (The slot written last need not
-    hold the latest text, because a stream fills its reserved slots after others have written later slots.)"""
-    # The ring begins at the oldest slot: of two slots on the same side of it the larger one is later.
-    return (slot > other) == ((slot >= oldest) == (other >= oldest))
-
-
-@subkernel
-def _visit(trie: TrieArrays, row: int, start: int, oldest: int) -> None:
+def _visit(trie: TrieArrays, row: int, start: int) -> None:
     """Count a further occurrence, which starts in slot `start`, of a node's string."""
     node = trie.nodes[row]
     node.count = min(node.count + 1, MAX_COUNT)
-    if _is_later(start, node.start, oldest):
-        node.start = start
+    node.start = start
     if node.previous > 0:
         link(trie, row, node.parent)
 
 
 @subkernel
-def _extend_suffix(trie: TrieArrays, above: int, row: int, token: int, depth: int, start: int, oldest: int) -> int:
+def _extend_suffix(trie: TrieArrays, above: int, row: int, token: int, depth: int, start: int) -> int:
     """Extend the suffix that starts in slot `start` and ends at node `above` by its `depth`-th token. row: the child
     with that token before longer suffixes were extended, or 0. Returns the suffix's new end node, or 0 if the string is
     new: its further tokens are then read from the text."""
@@ -62,20 +52,18 @@ def _extend_suffix(trie: TrieArrays, above: int, row: int, token: int, depth: in
             return above
         else:
             row = split(trie, row, depth)
-    _visit(trie, row, start, oldest)
+    _visit(trie, row, start)
     if ours and nodes[above].count == nodes[row].count:
         join(trie, above)
     return row
 
 
 @kernel
-def write_text(
-    arrays: Plain, root: int, text: IntArray, first_new: int, position: int, may_forget: bool, scratch: IntArray
-) -> int:
-    """Insert text[first_new:] at `position` of the ring, directly after text[:first_new], which the ring holds already.
+def write_text(arrays: Plain, root: int, text: IntArray, first_new: int, may_forget: bool, scratch: IntArray) -> int:
+    """Insert text[first_new:] at the head of the ring, directly after text[:first_new], which the ring holds already.
 
     Returns the number of tokens inserted: fewer than all if more memory is needed, or if text[:first_new] was forgotten
-    meanwhile. position: the head, or a reserved slot before it. scratch: [2, branch_length + 1].
+    meanwhile. scratch: [2, branch_length + 1].
     """
     trie = TrieArrays(*arrays)
     state = trie.state[0]
@@ -90,9 +78,9 @@ def write_text(
         if row and trie.nodes[row].depth == k:
             ends[k] = row
     for place in range(first_new, len(text)):
-        if not make_room(trie, 0, may_forget) or position - min(place, longest - 1) < state.oldest:
+        if not make_room(trie, 0, may_forget) or state.head - min(place, longest - 1) < state.oldest:
             return place - first_new
-        slot, oldest = position % len(trie.text), state.oldest % len(trie.text)
+        slot = state.head % len(trie.text)
         trie.text[slot] = text[place] + 1
         trie.nodes[root].count = min(trie.nodes[root].count + 1, MAX_COUNT)
         trie.nodes[root].start = slot
@@ -103,11 +91,10 @@ def write_text(
         for k in range(num_suffixes, 0, -1):
             if ends[k - 1]:
                 start = slot - k + 1 if slot >= k - 1 else slot - k + 1 + len(trie.text)
-                ends[k] = _extend_suffix(trie, int64(ends[k - 1]), int64(children[k - 1]), token, k, start, oldest)
+                ends[k] = _extend_suffix(trie, int64(ends[k - 1]), int64(children[k - 1]), token, k, start)
             else:
                 ends[k] = 0
-        position += 1
-        state.head = max(state.head, position)
+        state.head += 1
     return len(text) - first_new
 
 
@@ -157,51 +144,12 @@ def forget_oldest(trie: TrieArrays) -> None:
 
 
 @kernel
-def open_piece(trie: TrieArrays, root: int, repeated: IntArray, old: int) -> int:
-    """Open a piece of text that repeats the last tokens of its sequence, which the ring holds before position `old`.
-    The caller has made room. Returns the position of the next token."""
-    length = len(trie.text)
-    begin = trie.state[0].head
-    trie.text[begin % length] = -root
-    trie.text[(begin + 1) % length] = -1 - len(repeated)
-    begin += 2
-    for index in range(len(repeated)):
-        trie.text[(begin + index) % length] = repeated[index] + 1
-    _move_suffixes(trie, root, repeated, old - len(repeated), begin)
-    trie.state[0].head = begin + len(repeated)
-    return begin + len(repeated)
-
-
-@subkernel
-def _move_suffixes(trie: TrieArrays, root: int, text: IntArray, old: int, new: int) -> None:
-    """After the end of a sequence, text [len], was repeated: let suffixes that start at position old + i start at
-    new + i."""
-    length = len(trie.text)
-    for begin in range(len(text)):
-        if old + begin < trie.state[0].oldest:
-            continue
-        row, place = root, begin
-        while place < len(text):
-            row = find_child(trie, row, text[place])
-            if not row:
-                break
-            node = trie.nodes[row]
-            stop = begin + node.depth
-            place = follow_edge(trie, row, text, begin, len(text), place + 1)
-            # A node must not be older than its children, so all nodes on the path get the new start. An edge that
-            # extends beyond this suffix belongs to another suffix.
-            if place == stop or node.start == (old + begin) % length:
-                node.start = (new + begin) % length
-            if place < stop:
-                break
-
-
-@kernel
-def reserve(trie: TrieArrays, num_slots: int) -> None:
-    """Reserve the slots after the head for the piece that ends there, forgetting the oldest text if necessary."""
-    trie.state[0].head += num_slots
-    while trie.state[0].head - trie.state[0].oldest >= len(trie.text) - 2:
-        forget_oldest(trie)
+def open_piece(trie: TrieArrays, root: int) -> None:
+    """Begin a sequence. The caller has made room for two slots."""
+    state = trie.state[0]
+    trie.text[state.head % len(trie.text)] = -root
+    trie.text[(state.head + 1) % len(trie.text)] = -1
+    state.head += 2
 
 
 @kernel
@@ -214,7 +162,6 @@ def halve_counts(trie: TrieArrays) -> None:
     for row in range(1, trie.state[0].fresh):
         if nodes[row].parent > 0 and nodes[row].count == 0:
             drop_node(trie, row)
-    trie.state[0].epoch += 1
 
 
 @kernel
@@ -243,4 +190,3 @@ def drop_namespace(trie: TrieArrays, root: int) -> None:
         if row == root:
             break
         row = above
-    state.epoch += 1

@@ -1,15 +1,14 @@
-"""Learns the doubts S of `next_tokens`: gradient ascent in log S on the log probability of the observed tokens."""
+"""Learns the escape counts S of `next_tokens` by gradient ascent in log S on the log probability of observed tokens."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from pipeline.decoding.compiled import Plain, float32, kernel, subkernel
+from pipeline.decoding.compiled import Plain, float32, int64, kernel, subkernel
 from pipeline.decoding.tree import FloatArray, IntArray
-from pipeline.decoding.trie.next_tokens import doubt_index, evidence, highest_order
+from pipeline.decoding.trie.next_tokens import NO_SLOT, escape_index, evidence
 from pipeline.decoding.trie.nodes import find_child
 from pipeline.decoding.trie.suffixes import (
-    NO_SLOT,
     NUM_TRIES,
     TriePair,
     Workspace,
@@ -19,10 +18,10 @@ from pipeline.decoding.trie.suffixes import (
     trie_of,
 )
 
-# Least probability of a token that follows no suffix, and of any token; bounds of the learned doubts.
+# Least probability of a token that follows no suffix, and of any token; bounds of the learned escape counts.
 LEAST_SHARE = float32(1e-6)
 LEAST_BELIEF = float32(1e-30)
-LEAST_DOUBT, MOST_DOUBT = float32(0.0067), float32(148.0)
+LEAST_ESCAPE, MOST_ESCAPE = float32(0.0067), float32(148.0)
 
 
 @kernel
@@ -31,25 +30,25 @@ def learn_tokens(
     work_arrays: Plain,
     context: IntArray,
     tokens: IntArray,
-    doubts: FloatArray,
+    escape_counts: FloatArray,
     rate: float,
 ) -> None:
     """Learn from tokens [n] that followed context [len], before they are inserted. The workspace must have at least n
-    rows. doubts: see `next_tokens`; changed in place."""
+    rows. escape_counts: see `next_tokens`; changed in place."""
     pair, work = pair_of(pair_arrays), Workspace(*work_arrays)
     find_context(pair, work, context)
     for index in range(len(tokens)):
         if index:
             extend_context(pair, work, index, index - 1, tokens[index - 1])
-        _learn_token(pair, work, index, doubts, tokens[index], rate)
+        _learn_token(pair, work, index, escape_counts, tokens[index], rate)
 
 
 @subkernel
-def _learn_token(pair: TriePair, work: Workspace, row: int, doubts: FloatArray, token: int, rate: float) -> None:
+def _learn_token(pair: TriePair, work: Workspace, row: int, escape_counts: FloatArray, token: int, rate: float) -> None:
     """One step of gradient ascent on the log probability of `token` after a row's context."""
     num = 0
     work.times[:] = 0
-    for order in range(highest_order(work, row), -1, -1):
+    for order in range(max(int64(work.longest[row, 0]), int64(work.longest[row, 1])), -1, -1):
         for which in range(NUM_TRIES):
             trie = trie_of(pair, which)
             found = evidence(trie, work, row, which, order)
@@ -62,9 +61,9 @@ def _learn_token(pair: TriePair, work: Workspace, row: int, doubts: FloatArray, 
                 child = find_child(trie, found.node, token)
                 if child:
                     share = float32(trie.nodes[child].count) / float32(found.total)
-            index = doubt_index(work, row, which, order, found)
+            index = escape_index(work, which, order, found)
             work.asked[num] = index
-            work.weights[num] = found.total / (found.total + doubts[index])
+            work.weights[num] = found.total / (found.total + escape_counts[index])
             work.shares[num] = share
             num += 1
     # p = weight * share + (1 - weight) * p of the shorter suffixes, from the shortest up. `shares` then holds the
@@ -76,10 +75,10 @@ def _learn_token(pair: TriePair, work: Workspace, row: int, doubts: FloatArray, 
         # Bounded below, because p divides, and would become 0 if many suffixes were confident and wrong.
         p = max(weight * share + (float32(1.0) - weight) * p, LEAST_BELIEF)
     # d weight / d log S = -weight * (1 - weight). An index contributes in proportion to the escape of the longer ones.
-    escape = float32(1.0)
+    rest = float32(1.0)
     for index in range(num):
         weight = work.weights[index]
-        slope = -escape * work.shares[index] * weight * (float32(1.0) - weight) / p
+        slope = -rest * work.shares[index] * weight * (float32(1.0) - weight) / p
         cell = work.asked[index]
-        doubts[cell] = min(max(doubts[cell] * np.exp(float32(rate * slope)), LEAST_DOUBT), MOST_DOUBT)
-        escape *= float32(1.0) - weight
+        escape_counts[cell] = min(max(escape_counts[cell] * np.exp(float32(rate * slope)), LEAST_ESCAPE), MOST_ESCAPE)
+        rest *= float32(1.0) - weight

@@ -3,18 +3,18 @@
 The estimate is that of interpolated PPM. T tokens have followed a suffix of the context that a trie holds. The longest
 suffix takes a part T / (T + S) of the probability, the next shorter suffix the same part of the rest, and so on:
 
-    p(token) = sum over suffixes, longest first, of  escape so far * T / (T + S) * share of the token after the suffix
+    p(token) = sum over suffixes, longest first, of  rest so far * T / (T + S) * share of the token after the suffix
 
-S, the doubt (the escape count of PPM), is learned online (see `learning`) for each trie, order and class of suffix. The
-class is the range of the suffix's count, and whether its next tokens differ. A suffix with the same count as the next
-longer one occurs at the same positions, and is skipped.
+S, the escape count, is learned online (see `learning`) for each trie and order, and apart for
+suffixes whose next tokens differ. A suffix with the same count as the next longer one occurs at the same positions, and
+is skipped.
 
 Calls from compiled code: `suffixes.find_context` for the request's context, `suffixes.extend_context` for each drafted
 token, then `next_tokens` for the row:
 
     find_context(pair, work, context)
     extend_context(pair, work, 1, 0, token)
-    num_found = next_tokens(pair, work, 1, doubts, tokens, probabilities, 0.001)
+    num_found = next_tokens(pair, work, 1, escape_counts, tokens, probabilities, 0.001)
 """
 
 from __future__ import annotations
@@ -24,16 +24,13 @@ from typing import NamedTuple
 from pipeline.decoding.compiled import float32, int64, subkernel
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.arrays import TrieArrays, slot_of
-from pipeline.decoding.trie.suffixes import LONGEST_MATCH, NO_SLOT, NUM_TRIES, TriePair, Workspace, suffix_end, trie_of
+from pipeline.decoding.trie.suffixes import NUM_TRIES, TriePair, Workspace, suffix_end, trie_of
 
-# Classes of a suffix: seen 1, 2, up to 4, or more times; each with one next token, or with several.
-NUM_CLASSES = 8
-# Classes of a match by length: up to 16, 24, 47 tokens, and more.
-MATCH_CLASSES = 4
-# Added to the count of the latest token after a suffix.
-RECENT = float32(0.5)
+# Classes of a suffix: with one next token, or with several.
+NUM_CLASSES = 2
 # Maximum number of children of a node that are read.
 MAX_CHILDREN = 64
+NO_SLOT = -1
 
 
 class Evidence(NamedTuple):
@@ -48,22 +45,15 @@ class Evidence(NamedTuple):
 
 @subkernel
 def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int) -> Evidence:
-    """Evidence after the suffix of this order of a row's context; the branch length as order stands for the match.
-    Empty if the longer suffix queried before has the same count. Set `work.times` to 0 before the longest query."""
-    side = work.sides[row, which]
-    if order == work.ends.shape[2]:
-        node, slot, times = 0, int64(side.match_slot), 1
-        if slot == NO_SLOT:
-            return Evidence(0, 0, 0, NO_SLOT)
-    else:
-        node = suffix_end(trie, work, which, row, order) if order <= side.longest else 0
-        if not node or (order and work.times[which] == trie.nodes[node].count):
-            return Evidence(0, 0, 0, NO_SLOT)
-        slot, times = int64(NO_SLOT), int64(trie.nodes[node].count)
-        work.times[which] = times
-        if order < trie.nodes[node].depth:
-            slot = int64(slot_of(trie, trie.nodes[node].start + order))
-    if slot != NO_SLOT:
+    """Evidence after the suffix of this order of a row's context. Empty if the longer suffix queried before has the
+    same count. Set `work.times` to 0 before the longest query."""
+    node = suffix_end(trie, work, which, row, order) if order <= work.longest[row, which] else 0
+    if not node or (order and work.times[which] == trie.nodes[node].count):
+        return Evidence(0, 0, 0, NO_SLOT)
+    times = int64(trie.nodes[node].count)
+    work.times[which] = times
+    if order < trie.nodes[node].depth:
+        slot = int64(slot_of(trie, trie.nodes[node].start + order))
         return Evidence(times if trie.text[slot] > 0 else 0, 0, node, slot)
     child = int64(trie.nodes[node].first_child)
     if not child:
@@ -74,24 +64,9 @@ def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int
 
 
 @subkernel
-def highest_order(work: Workspace, row: int) -> int:
-    """The order of the longest suffix of a row's context in either trie."""
-    highest = 0
-    for which in range(NUM_TRIES):
-        side = work.sides[row, which]
-        highest = max(highest, work.ends.shape[2] if side.match_slot != NO_SLOT else int64(side.longest))
-    return highest
-
-
-@subkernel
-def doubt_index(work: Workspace, row: int, which: int, order: int, found: Evidence) -> int:
-    """Index of a suffix's doubt."""
-    orders = work.ends.shape[2]
-    if order == orders:
-        length = work.sides[row, which].match_len
-        order += 0 if length <= 16 else 1 if length <= 24 else 2 if length < LONGEST_MATCH else 3
-    size = 0 if found.total <= 1 else 1 if found.total <= 2 else 2 if found.total <= 4 else 3
-    return (which * (orders + MATCH_CLASSES) + order) * NUM_CLASSES + size + 4 * found.differ
+def escape_index(work: Workspace, which: int, order: int, found: Evidence) -> int:
+    """Index of a suffix's escape count."""
+    return (which * work.ends.shape[2] + order) * NUM_CLASSES + found.differ
 
 
 @subkernel
@@ -99,7 +74,7 @@ def next_tokens(
     pair: TriePair,
     work: Workspace,
     row: int,
-    doubts: FloatArray,
+    escape_counts: FloatArray,
     tokens: IntArray,
     probabilities: FloatArray,
     stop_below: float,
@@ -107,27 +82,27 @@ def next_tokens(
     """Fill `tokens` and `probabilities` [same length] with the possible next tokens of a row's context. Returns their
     number.
 
-    Suffixes that cannot give any token a probability of `stop_below` are skipped. doubts: [tries * (orders +
-    MATCH_CLASSES) * NUM_CLASSES].
+    Suffixes that cannot give any token a probability of `stop_below` are skipped. escape_counts: [tries * orders *
+    NUM_CLASSES].
     """
     num_found = 0
-    escape = float32(1.0)
+    rest = float32(1.0)
     work.times[:] = 0
-    for order in range(highest_order(work, row), -1, -1):
+    for order in range(max(int64(work.longest[row, 0]), int64(work.longest[row, 1])), -1, -1):
         for which in range(NUM_TRIES):
             trie = trie_of(pair, which)
             found = evidence(trie, work, row, which, order)
             if not found.total:
                 continue
-            doubt = doubts[doubt_index(work, row, which, order, found)]
-            scale = escape / (float32(found.total) + doubt)
+            escape_count = escape_counts[escape_index(work, which, order, found)]
+            scale = rest / (float32(found.total) + escape_count)
             if found.slot != NO_SLOT:
                 share = scale * float32(found.total)
                 num_found = _add(tokens, probabilities, num_found, trie.text[found.slot] - 1, share)
             else:
                 num_found = _add_children(trie, found, scale, stop_below, tokens, probabilities, num_found)
-            escape *= doubt / (float32(found.total) + doubt)
-            if escape < float32(3.0) * stop_below:
+            rest *= escape_count / (float32(found.total) + escape_count)
+            if rest < float32(3.0) * stop_below:
                 return num_found
     return num_found
 
@@ -142,15 +117,12 @@ def _add_children(
     probabilities: FloatArray,
     num_found: int,
 ) -> int:
-    """Add the children of a node to `tokens`, with a bonus for the latest. They are ordered by count, then by age."""
-    latest = trie.nodes[found.node].start
+    """Add the children of a node to `tokens`. They are ordered by count, then by age."""
     child = int64(trie.nodes[found.node].first_child)
     left = MAX_CHILDREN
     while child and left:
         node = trie.nodes[child]
         share = scale * float32(node.count)
-        if found.differ and node.start == latest:
-            share += scale * RECENT
         if share < stop_below:
             break
         num_found = _add(tokens, probabilities, num_found, node.token, share)

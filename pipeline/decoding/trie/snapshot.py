@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.decoding.trie.arrays import NODE, STATE, TrieMemory, nodes_within, text_slots
 from pipeline.decoding.trie.integrity import check_arrays
 from pipeline.decoding.trie.nodes import fill_buckets
-from pipeline.decoding.trie.text_trie import Trie, text_pieces
+from pipeline.decoding.trie.text_trie import Trie
 from pipeline.errors import UserError
 from pipeline.files import read_location, write_location
 
@@ -22,8 +22,6 @@ VERSION = 2
 CHECKSUM_BYTES = 32
 # Limit of the numbers in a header. Larger ones could overflow the counters of the kernels.
 MAX_COUNT = 1 << 62
-# Layout of version 1: bytes per node, number of counters, indices of the counters that are read.
-V1_NODE_BYTES, V1_NUM_COUNTERS, V1_HEAD, V1_OLDEST, V1_OLDEST_ROOT = 32, 8, 2, 3, 4
 _FIXED = struct.Struct("<8sII")
 
 
@@ -72,13 +70,13 @@ def load_trie(path: str | Path) -> Trie:
     # The checksum is compared before the version, because the version number itself may be damaged.
     if hashlib.sha256(content[:-CHECKSUM_BYTES]).digest() != content[-CHECKSUM_BYTES:]:
         raise UserError(f"The trie {path} is damaged: its checksum does not match. Restore a copy or build it again.")
-    if version not in (1, VERSION):
+    if version != VERSION:
         raise UserError(
-            f"The trie {path} has format version {version}; this program reads versions 1 and {VERSION}. Build it "
-            "again with `lookahead trie build`."
+            f"The trie {path} has format version {version}; this program reads version {VERSION}. Build it again with "
+            "`lookahead trie build`."
         )
     try:
-        return (_restored if version == VERSION else _from_version_1)(content, _FIXED.size, header_len)
+        return _restored(content, _FIXED.size, header_len)
     except (ValueError, RecursionError) as error:
         raise UserError(f"The trie {path} is not as this program writes it: {error}. Build it again.") from error
 
@@ -112,26 +110,6 @@ def _restored(content: bytes, offset: int, header_len: int) -> Trie:
     trie = Trie.__new__(Trie)
     trie.restore(branch_length, max_bytes, memory, roots, _count(header, "num_namespaces_ever"))
     fill_buckets(arrays)
-    return trie
-
-
-def _from_version_1(content: bytes, offset: int, header_len: int) -> Trie:
-    """A new trie of the text in a file of version 1. Its counts of pruned or forgotten text are lost."""
-    header = _header(content[offset : offset + header_len])
-    used, ring_len = _count(header, "num_used"), _count(header, "ring_len")
-    offset += header_len + used * V1_NODE_BYTES
-    size = ring_len * 4 + V1_NUM_COUNTERS * 8 + CHECKSUM_BYTES
-    _require(len(content) - offset == size, f"{len(content) - offset} bytes of text and counters, not {size}")
-    counters = np.frombuffer(content, "<i8", V1_NUM_COUNTERS, offset + ring_len * 4).tolist()
-    oldest, head = counters[V1_OLDEST], counters[V1_HEAD]
-    _require(0 <= oldest <= head <= oldest + ring_len, "more text is held than there are slots")
-    held = np.frombuffer(content, "<i4", ring_len, offset)[np.arange(oldest, head) % ring_len]
-    max_bytes = None if header.get("max_bytes") is None else _count(header, "max_bytes")
-    branch_length = _count(header, "branch_length")
-    _require(branch_length > 0, "branch_length is 0")
-    trie = Trie(branch_length, max_bytes, expected_tokens=len(held) if max_bytes is None else 0)
-    names = {root: name for name, root in _roots(header, used).items()}
-    trie.merge_pieces(text_pieces(held, counters[V1_OLDEST_ROOT], names), branch_length)
     return trie
 
 

@@ -4,9 +4,8 @@ loops.
 Each context has a *row* of a workspace. Row 0 is the request's context (`find_context`). Any other row is the context
 of a parent row and one drafted token (`extend_context`).
 
-The *order* of a suffix is its length. The ends of orders below the branch length are nodes of the trie; a row's ends
-are derived from its parent's at the first query. If the longest suffix is in the trie, one occurrence of it is followed
-further in the text (the *match*), as in PPM*. The order of a match is the branch length.
+The *order* of a suffix is its length, below the branch length. A suffix ends on the edge of a node; a row's ends are
+derived from its parent's at the first query.
 """
 
 from __future__ import annotations
@@ -21,16 +20,10 @@ from pipeline.decoding.trie.arrays import Records, TrieArrays, slot_of
 from pipeline.decoding.trie.nodes import find_child, locate
 
 NUM_TRIES = 2
-# Maximum measured length of a match.
-LONGEST_MATCH = 48
 # End node of a suffix that was not looked up yet.
 UNKNOWN = -1
-NO_SLOT = -1
 # token: the last one of the row's context. parent: the row without it.
 ROW = np.dtype([("token", "<i4"), ("parent", "<i4")], align=True)
-# longest: order of the longest known suffix. match_slot: slot of the text after the match, or NO_SLOT. match_len: its
-# length.
-SIDE = np.dtype([("longest", "<i4"), ("match_slot", "<i4"), ("match_len", "<i4")], align=True)
 
 
 class TriePair(NamedTuple):
@@ -51,13 +44,14 @@ def pair_of(plain: Plain) -> TriePair:
 class Workspace(NamedTuple):
     """State of the contexts, in memory that is reused between calls.
 
-    rows: [rows] see ROW. sides: [rows, tries] see SIDE. ends: [rows, tries, orders] the node on whose edge a suffix
-    ends, 0 if the trie does not contain the suffix, UNKNOWN if it was not looked up. path: [orders + 1] scratch. times:
-    [tries] count of the suffix queried last. asked, weights, shares: [tries * (orders + 1)] scratch of `learning`.
+    rows: [rows] see ROW. longest: [rows, tries] order of the longest known suffix. ends: [rows, tries, orders] the node
+    on whose edge a suffix ends, 0 if the trie does not contain the suffix, UNKNOWN if it was not looked up. path:
+    [orders + 1] scratch. times: [tries] count of the suffix queried last. asked, weights, shares: [tries * orders]
+    scratch of `learning`.
     """
 
     rows: Records
-    sides: Records
+    longest: IntArray
     ends: IntArray
     path: IntArray
     times: IntArray
@@ -68,10 +62,10 @@ class Workspace(NamedTuple):
 
 def new_workspace(num_rows: int, branch_length: int) -> Workspace:
     """Memory for num_rows rows, including row 0."""
-    asked = NUM_TRIES * (branch_length + 1)
+    asked = NUM_TRIES * branch_length
     return Workspace(
         records(np.zeros(num_rows, ROW)),
-        records(np.zeros((num_rows, NUM_TRIES), SIDE)),
+        np.zeros((num_rows, NUM_TRIES), np.int32),
         np.zeros((num_rows, NUM_TRIES, branch_length), np.int32),
         np.zeros(branch_length + 1, np.int32),
         np.zeros(NUM_TRIES, np.int32),
@@ -97,7 +91,7 @@ def find_context(pair: TriePair, work: Workspace, context: IntArray) -> None:
     orders = work.ends.shape[2]
     for which in range(NUM_TRIES):
         trie, root = trie_of(pair, which), root_of(pair, which)
-        ends, side = work.ends[0, which], work.sides[0, which]
+        ends = work.ends[0, which]
         ends[:] = 0
         ends[0] = root
         longest = 0
@@ -108,16 +102,7 @@ def find_context(pair: TriePair, work: Workspace, context: IntArray) -> None:
                 break
             longest += 1
             ends[longest] = node
-        side.longest = longest
-        _begin_match(trie, work, which, 0)
-        if side.match_slot != NO_SLOT:
-            length = len(trie.text)
-            slot = (side.match_slot - orders) % length
-            place = len(context) - orders
-            while place >= 0 and side.match_len < LONGEST_MATCH and trie.text[slot] == context[place] + 1:
-                side.match_len += 1
-                place -= 1
-                slot = (slot - 1) % length
+        work.longest[0, which] = longest
 
 
 @subkernel
@@ -127,37 +112,14 @@ def extend_context(pair: TriePair, work: Workspace, row: int, parent: int, token
     work.rows[row].parent = parent
     orders = work.ends.shape[2]
     for which in range(NUM_TRIES):
-        trie, side, above = trie_of(pair, which), work.sides[row, which], work.sides[parent, which]
-        longest = min(above.longest + 1, orders - 1)
+        trie = trie_of(pair, which)
+        longest = min(int64(work.longest[parent, which]) + 1, orders - 1)
         work.ends[row, which, 0] = root_of(pair, which)
         for order in range(1, longest + 1):
             work.ends[row, which, order] = UNKNOWN
         while longest > 0 and not suffix_end(trie, work, which, row, longest):
             longest -= 1
-        side.longest = longest
-        side.match_slot = NO_SLOT
-        slot = above.match_slot
-        if slot != NO_SLOT and trie.text[slot] == token + 1:
-            side.match_slot = slot_of(trie, slot + 1)
-            side.match_len = min(above.match_len + 1, LONGEST_MATCH)
-        else:
-            _begin_match(trie, work, which, row)
-
-
-@subkernel
-def _begin_match(trie: TrieArrays, work: Workspace, which: int, row: int) -> None:
-    """Begin a match if the trie contains the suffix of the highest order."""
-    side = work.sides[row, which]
-    order = work.ends.shape[2] - 1
-    side.match_slot = NO_SLOT
-    side.match_len = order
-    if side.longest < order:
-        return
-    node = int64(work.ends[row, which, order])
-    if order == trie.nodes[node].depth:
-        node = int64(trie.nodes[node].first_child)
-    if node:
-        side.match_slot = slot_of(trie, trie.nodes[node].start + order)
+        work.longest[row, which] = longest
 
 
 @subkernel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +13,9 @@ from pipeline.decoding.trie.arrays import NODE_BYTES, TrieArrays, TrieMemory, by
 from pipeline.decoding.trie.integrity import check_arrays
 from pipeline.decoding.trie.nodes import locate, new_node
 
-# Text slots reserved for each open sequence while several are open.
-RESERVED = 48
 FIRST_NODES = 1 << 10
 # At most one root per this number of nodes.
 NAMESPACE_SHARE = 16
-TextPiece = tuple[str, IntArray, int]
 NOTHING: IntArray = np.empty(0, np.int32)
 
 
@@ -67,8 +64,10 @@ class Trie:
         self.max_bytes = max_bytes
         self.roots = roots
         self.num_namespaces_ever = num_namespaces_ever
-        self.num_open = 0
-        self.scratch: IntArray = np.zeros((2, branch_length + 1), np.int32)
+        self._scratch: IntArray = np.zeros((2, branch_length + 1), np.int32)
+        # The sequence inserted last: its namespace, and its last branch_length - 1 tokens. No tokens if the next ones
+        # begin a new sequence in the text.
+        self._namespace, self._end, self._is_open = "", NOTHING, False
         self._memory = memory
 
     @property
@@ -77,14 +76,32 @@ class Trie:
         return self._memory.arrays
 
     def insert(self, tokens: IntArray, namespace: str = "") -> None:
-        """Insert a whole sequence [len]."""
-        stream = self.open(namespace)
-        stream.append(tokens)
-        stream.close()
+        """Insert a sequence [len]."""
+        self._namespace, self._is_open = namespace, False
+        self.extend(tokens)
 
-    def open(self, namespace: str = "") -> TrieStream:
-        """Open a stream, through which a sequence is inserted piece by piece."""
-        return TrieStream(self, namespace)
+    def extend(self, tokens: IntArray) -> None:
+        """Insert further tokens [len] of the sequence that was inserted last."""
+        may_forget = self.max_bytes is not None
+        tokens = np.asarray(tokens, np.int32)
+        while len(tokens):
+            root = self._root_for_writing(self._namespace)
+            if not self._is_open:
+                if not insertion.make_room(self.arrays, 2, may_forget):
+                    self.grow()
+                    continue
+                insertion.open_piece(self.arrays, root)
+                self._end, self._is_open = NOTHING, True
+            text = np.concatenate((self._end, tokens))
+            written = int(
+                insertion.write_text(tuple(self.arrays), root, text, len(self._end), may_forget, self._scratch)
+            )
+            text, tokens = text[: len(self._end) + written], tokens[written:]
+            self._end = text[max(0, len(text) - self.branch_length + 1) :]
+            if len(tokens) and may_forget:  # the beginning of the sequence was forgotten
+                self._is_open = False
+            elif len(tokens):
+                self.grow()
 
     def root(self, namespace: str = "") -> int:
         """Row of the namespace's root, 0 if nothing was inserted in it."""
@@ -101,36 +118,28 @@ class Trie:
     def prune(self) -> None:
         """Halve all counts and drop the strings whose count becomes 0."""
         insertion.halve_counts(self.arrays)
+        self._is_open = False
 
     def remove(self, namespace: str) -> None:
         """Forget a namespace and its texts."""
         root = self.roots.pop(namespace, 0)
         if root:
             insertion.drop_namespace(self.arrays, root)
+            self._is_open = False
 
-    def merge_pieces(self, pieces: Iterable[TextPiece], branch_length: int) -> None:
-        """Insert pieces of text from `texts` of a trie of this branch length. Strings that it pruned are counted again
-        if their text is still in its memory."""
-        interrupted: dict[tuple[str, bytes], list[TrieStream]] = {}
-        for namespace, tokens, num_repeated in pieces:
-            # Any piece with this end may be extended, because no string reaches back beyond the end.
-            waiting = interrupted.get((namespace, tokens[:num_repeated].tobytes()))
-            stream = waiting.pop() if waiting else None
-            if stream is None:
-                stream, num_repeated = self.open(namespace), 0
-                stream.close()
-            stream.append(tokens[num_repeated:])
-            end = tokens[max(0, len(tokens) - branch_length + 1) :]
-            interrupted.setdefault((namespace, end.tobytes()), []).append(stream)
-
-    def texts(self) -> Iterator[TextPiece]:
-        """Yield the pieces of text in memory, oldest first: namespace, tokens [len], and the number of first tokens
-        that repeat the end of an earlier piece of the same sequence."""
+    def texts(self) -> Iterator[tuple[str, IntArray]]:
+        """Yield the sequences in memory, oldest first: namespace, tokens [len]."""
         text, state = self.arrays.text, self.arrays.state
         names = {root: name for name, root in self.roots.items()}
-        return text_pieces(
-            text[np.arange(state["oldest"][0], state["head"][0]) % len(text)], int(state["oldest_root"][0]), names
-        )
+        held = text[np.arange(state["oldest"][0], state["head"][0]) % len(text)]
+        begin, owner = 0, int(state["oldest_root"][0])
+        for end in [*np.flatnonzero(held < 0)[::2].tolist(), len(held)]:
+            sequence = held[begin:end]
+            sequence = (sequence[sequence > 0] - 1).astype(np.int32)
+            if len(sequence) and owner in names:
+                yield names[owner], sequence
+            if end < len(held):
+                begin, owner = end + 2, -int(held[end])
 
     def check(self) -> None:
         """Raise ValueError with the first fault of `integrity.check_arrays`, if there is one."""
@@ -150,7 +159,7 @@ class Trie:
             num_forgotten=int(arrays.state["oldest"][0]),
         )
 
-    def root_for_writing(self, namespace: str) -> int:
+    def _root_for_writing(self, namespace: str) -> int:
         """Row of the namespace's root, created if missing."""
         root = self.roots.get(namespace)
         if root is None:
@@ -174,91 +183,6 @@ class Trie:
             self.remove(name)
 
 
-class TrieStream:
-    """Writes one sequence into a trie."""
-
-    def __init__(self, trie: Trie, namespace: str) -> None:
-        self._trie = trie
-        self._namespace = namespace
-        self._is_open = True
-        self._end = NOTHING  # last branch_length - 1 tokens of the sequence
-        self._position = 0  # of the next token
-        self._limit = 0  # end of the reserved slots
-        self._epoch = -1  # of the trie when the current piece was opened
-        trie.num_open += 1
-
-    def append(self, tokens: IntArray) -> None:
-        """Insert the next tokens [len]."""
-        trie = self._trie
-        may_forget = trie.max_bytes is not None
-        tokens = np.asarray(tokens, np.int32)
-        done = 0
-        while done < len(tokens):
-            root = trie.root_for_writing(self._namespace)
-            if not self._has_room() and not self._open_piece(root, may_forget):
-                trie.grow()
-                continue
-            room = self._limit - self._position
-            many = len(tokens) - done if self._is_last() else min(len(tokens) - done, room)
-            text = np.concatenate((self._end, tokens[done : done + many]))
-            written = int(
-                insertion.write_text(
-                    tuple(trie.arrays), root, text, len(self._end), self._position, may_forget, trie.scratch
-                )
-            )
-            done += written
-            self._position += written
-            text = text[: len(self._end) + written]
-            self._end = text[max(0, len(text) - trie.branch_length + 1) :].copy()
-            if written < many and not may_forget:
-                trie.grow()
-        if may_forget and trie.num_open > 1 and self._is_last():
-            insertion.reserve(trie.arrays, RESERVED)
-            self._limit = self._position + RESERVED
-
-    def close(self) -> None:
-        """End the sequence, so that no slots are reserved for it. Calling it again does nothing."""
-        if self._is_open:
-            self._is_open = False
-            self._trie.num_open -= 1
-
-    def _is_last(self) -> bool:
-        return self._position == int(self._trie.arrays.state["head"][0])
-
-    def _is_held(self) -> bool:
-        """Whether the end of the sequence is still in memory, without a pruning since."""
-        state = self._trie.arrays.state
-        return bool(self._epoch == state["epoch"][0] and self._position - len(self._end) >= state["oldest"][0])
-
-    def _has_room(self) -> bool:
-        return self._is_held() and (self._is_last() or self._position < self._limit)
-
-    def _open_piece(self, root: int, may_forget: bool) -> bool:
-        """Open a piece at the head of the ring. False if memory must grow first."""
-        trie = self._trie
-        if not insertion.make_room(trie.arrays, len(self._end) + 2, may_forget):
-            return False
-        # Checked after `make_room`, which may have forgotten the end of this sequence.
-        if not self._is_held():
-            self._end = NOTHING
-        self._position = int(insertion.open_piece(trie.arrays, root, self._end, self._position))
-        self._limit, self._epoch = 0, int(trie.arrays.state["epoch"][0])
-        return True
-
-
 def least_nodes(branch_length: int) -> int:
     """Least number of rows that holds all suffixes of one position."""
     return branch_length * (branch_length + 8) + 32
-
-
-def text_pieces(held: IntArray, owner: int, names: Mapping[int, str]) -> Iterator[TextPiece]:
-    """Yield the pieces in a trie's text, see `Trie.texts`. held: its slots, oldest first. owner: root of the first
-    piece. names: namespace by root."""
-    begin, num_repeated = 0, 0
-    for end in [*np.flatnonzero(held < 0)[::2].tolist(), len(held)]:
-        piece = held[begin:end]
-        piece = (piece[piece > 0] - 1).astype(np.int32)
-        if len(piece) and owner in names:
-            yield names[owner], piece, num_repeated
-        if end + 1 < len(held):
-            owner, num_repeated, begin = -int(held[end]), -1 - int(held[end + 1]), end + 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline.decoding import growth
 from pipeline.decoding.continuations import ContinuationTable, empty_table, namespace_key, store
 from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
-from pipeline.decoding.growth import Grown, Proposals, _pop, _push, learn_from_step
+from pipeline.decoding.growth import Grown, Proposals, learn_from_step
 from pipeline.decoding.mixing import OTHERS, mixed_probability
 from pipeline.decoding.tree import DraftTree, check_tree, depths, read_only
 
@@ -159,23 +159,6 @@ def test_the_tree_is_the_best_first_one(
         raise AssertionError("nodes were left out although there was room")
     if left_out and free:
         assert max(left_out) <= min(free) * (1 + 1e-3)
-
-
-@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0.1, 0.2, 0.3, 0.5, 0.8])), max_size=60))
-def test_the_heap_yields_the_most_probable_item(operations: list[tuple[bool, float]]) -> None:
-    heap, keys = np.full(64, -1, np.int32), np.zeros(64, np.float32)
-    size, held = 0, list[int]()
-    for item, (pushes, key) in enumerate(operations):
-        if pushes or not held:
-            keys[item] = key
-            size = _push(heap, size, keys, item)
-            held.append(item)
-        else:
-            held.remove(int(heap[0]))
-            size = _pop(heap, size, keys)
-        assert sorted(heap[:size].tolist()) == sorted(held)
-        if held:
-            assert keys[heap[0]] == max(keys[entry] for entry in held)
 
 
 def grown_once(table: ContinuationTable, weights: np.ndarray) -> Grown:

@@ -10,7 +10,7 @@ import pytest
 from pipeline.config.schema import PromptDraftConfig, TrieDraftConfig
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.sources.prompt import MAX_KEPT, MAX_KEPT_TOKENS, PromptSource
+from pipeline.decoding.sources.prompt import MAX_KEPT, MAX_KEPT_TOKENS, SHARED_TOKENS, PromptSource
 from pipeline.decoding.sources.trie import TrieSource
 from pipeline.decoding.tree import EMPTY_TREE, agreeing_path, chain
 from pipeline.decoding.trie import Trie
@@ -48,17 +48,29 @@ def test_output_is_retrievable_in_the_very_next_step(source):
     assert drafted(source, "r", [*context, 51, 52, 50], 2)[0] == 51
 
 
-def test_another_request_sees_output_at_once_but_never_the_prompt():
+def test_another_request_sees_output_when_it_ends_but_never_the_prompt():
     source = trie_source()
     source.start("a", PROMPT, "")
     emit(source, "a", PROMPT.tolist(), [60, 61, 62])
     source.start("b", np.asarray([1, 60], np.int32), "")
+    source.stop("a")
+    source.stop("a")
+    assert source.trie.count(np.asarray([61], np.int32)) == 1
     assert drafted(source, "b", [1, 60], 1) == [61]
     assert 62 in drafted(source, "b", [1, 60], 8)
     assert not set(drafted(source, "b", [1, 10, 11], 64)) & {12, 13, 14, 15}
+
+
+def test_another_request_sees_parts_of_a_long_output_and_strings_across_them():
+    source, output = trie_source(), np.arange(1000, 1000 + 3 * SHARED_TOKENS, dtype=np.int32)
+    source.start("a", PROMPT, "")
+    for begin in range(0, len(output), 4):
+        emit(source, "a", [*PROMPT.tolist(), *output[:begin].tolist()], output[begin : begin + 4].tolist())
+    held = len(output) - SHARED_TOKENS
+    assert all(source.trie.count(output[end - 12 : end]) for end in range(12, held))
     source.stop("a")
-    source.stop("a")
-    assert drafted(source, "b", [1, 60], 1) == [61]
+    assert all(source.trie.count(output[end - 12 : end]) for end in range(12, len(output) + 1))
+    source.trie.check()
 
 
 def test_private_text_is_gone_when_the_request_ends_and_tenants_stay_apart():
@@ -130,10 +142,10 @@ def test_requests_interleave_and_each_keeps_its_own_text():
     for step in range(40):
         for name in "abcdef":
             emit(source, name, [ord(name)], [1000 * ord(name) + 2 * step, 1000 * ord(name) + 2 * step + 1])
-    source.trie.check()
     for name in "abcdef":
-        assert drafted(source, name, [1000 * ord(name) + 20], 3) == [1000 * ord(name) + at for at in (21, 22, 23)]
+        assert drafted(source, name, [1000 * ord(name) + 20], 2) == [1000 * ord(name) + at for at in (21, 22)]
         source.stop(name)
+        source.trie.check()
         assert source.trie.count(np.asarray([1000 * ord(name) + at for at in range(60, 72)], np.int32)) == 1
 
 
@@ -183,6 +195,7 @@ def test_an_empty_update_and_one_with_a_tree_are_taken():
     emit(source, "r", PROMPT.tolist(), [])
     tree = chain([12, 13])
     source.update("r", StepResult(PROMPT, tree, [0], [12, 20]), np.asarray([0, 1], np.int32))
+    source.stop("r")
     assert source.trie.count(np.asarray([12, 20], np.int32)) == 1
 
 

@@ -8,37 +8,24 @@ from itertools import count
 from typing import NamedTuple
 
 
-class ReferenceStream:
-    def __init__(self, trie: ReferenceTrie, namespace: str) -> None:
-        self.trie, self.namespace = trie, namespace
-        self.end: list[tuple[int, int]] = []  # (serial, token) of the last branch_length - 1 tokens
-        self.epoch = -1
-
-    def append(self, tokens: Sequence[int]) -> None:
-        if self.epoch != self.trie.epoch:
-            self.end, self.epoch = [], self.trie.epoch
-        for token in tokens:
-            self.end = [*self.end[-(self.trie.branch_length - 1) :], (next(self.trie.serials), token)]
-            if self.trie.branch_length == 1:
-                self.end = self.end[-1:]
-            for length in range(1, len(self.end) + 1):
-                suffix = self.end[-length:]
-                string = tuple(token for _, token in suffix)
-                self.trie.visit(self.namespace, string, suffix[0][0])
-
-
 class ReferenceTrie:
     def __init__(self, branch_length: int) -> None:
         self.branch_length = branch_length
         self.strings: dict[str, dict[tuple[int, ...], tuple[int, int]]] = {}
         self.serials = count()
-        self.epoch = 0
-
-    def open(self, namespace: str) -> ReferenceStream:
-        return ReferenceStream(self, namespace)
+        self.namespace = ""
+        self.end: list[tuple[int, int]] = []  # (serial, token) of the last tokens of the sequence inserted last
 
     def insert(self, tokens: Sequence[int], namespace: str = "") -> None:
-        self.open(namespace).append(tokens)
+        self.namespace, self.end = namespace, []
+        self.extend(tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.end = [*self.end, (next(self.serials), token)][-self.branch_length :]
+            for length in range(1, len(self.end) + 1):
+                suffix = self.end[-length:]
+                self.visit(self.namespace, tuple(token for _, token in suffix), suffix[0][0])
 
     def visit(self, namespace: str, string: tuple[int, ...], start: int) -> None:
         strings = self.strings.setdefault(namespace, {})
@@ -56,27 +43,22 @@ class ReferenceTrie:
                 del strings[string]
 
     def prune(self) -> None:
-        self.epoch += 1
+        self.end = []
         for name, strings in self.strings.items():
             self.strings[name] = {string: (times // 2, at) for string, (times, at) in strings.items() if times > 1}
 
     def remove(self, namespace: str) -> None:
         if self.strings.pop(namespace, None) is not None:
-            self.epoch += 1
+            self.end = []
 
 
 class Suffix(NamedTuple):
-    """A suffix of a context in a text. cell: its order and class, the place of its doubt. total: what the shares of its
-    followers refer to. latest: follower of its last occurrence, if any."""
+    """A suffix of a context in a text. cell: its order and class, the place of its escape count. total: what the shares
+    of its followers refer to."""
 
     cell: tuple[int, int]
     total: int
     followers: list[int]
-    latest: int | None
-
-    @property
-    def differ(self) -> bool:
-        return len(set(self.followers)) > 1
 
 
 def suffixes_in(text: list[int], context: list[int], branch_length: int) -> Iterator[Suffix]:
@@ -94,6 +76,4 @@ def suffixes_in(text: list[int], context: list[int], branch_length: int) -> Iter
             continue
         differ = len(set(followers)) > 1
         total = times if differ else len(followers)
-        size = 0 if total <= 1 else 1 if total <= 2 else 2 if total <= 4 else 3
-        latest = text[-1] if order == 0 else text[ends[-1]] if ends[-1] < len(text) else None
-        yield Suffix((order, size + 4 * differ), total, followers, latest)
+        yield Suffix((order, int(differ)), total, followers)

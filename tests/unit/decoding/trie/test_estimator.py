@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline.decoding.tree import check_tree, children_of, depths
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.estimator import Estimator
-from pipeline.decoding.trie.next_tokens import RECENT
+from pipeline.decoding.trie.next_tokens import NUM_CLASSES
 from tests.kernel_examples import examples
 from tests.unit.decoding.trie.reference import suffixes_in
 
@@ -21,18 +21,16 @@ def ids(tokens: list[int]) -> np.ndarray:
     return np.asarray(tokens, np.int32)
 
 
-def plain_estimate(text: list[int], context: list[int], doubts: np.ndarray) -> dict[int, float]:
+def plain_estimate(text: list[int], context: list[int], escape_counts: np.ndarray) -> dict[int, float]:
     """Estimate of the next token by one trie that holds `text`, from plain counts."""
     result: dict[int, float] = {}
-    escape = 1.0
+    rest = 1.0
     for suffix in suffixes_in(text, context, BRANCH):
-        doubt = float(doubts[0][suffix.cell])
+        escape_count = float(escape_counts[0][suffix.cell])
         for token in set(suffix.followers):
-            # The latest occurrence of the context tells most, if it went on at all.
-            bonus = 0.5 if suffix.differ and token == suffix.latest else 0.0
-            share = suffix.followers.count(token) + bonus
-            result[token] = result.get(token, 0.0) + escape * share / (suffix.total + doubt)
-        escape *= doubt / (suffix.total + doubt)
+            share = suffix.followers.count(token)
+            result[token] = result.get(token, 0.0) + rest * share / (suffix.total + escape_count)
+        rest *= escape_count / (suffix.total + escape_count)
     return result
 
 
@@ -44,8 +42,8 @@ def test_the_first_level_is_what_plain_counts_give(text, context):
     estimator = Estimator(BRANCH)
     tree = estimator.grow(own, None, "", ids(context), 64, 1)
     said = dict(zip(tree.token_ids.tolist(), tree.probabilities.tolist(), strict=True))
-    doubts = estimator.doubts.reshape(2, -1, 8)
-    expected = plain_estimate(text, context, doubts)
+    escape_counts = estimator.escape_counts.reshape(2, -1, NUM_CLASSES)
+    expected = plain_estimate(text, context, escape_counts)
     # What is very unlikely is left out.
     for token in said.keys() | expected.keys():
         assert said.get(token, 0.0) == pytest.approx(expected.get(token, 0.0), abs=2e-3)
@@ -75,17 +73,16 @@ def test_a_draft_is_a_tree_within_its_bounds_and_its_probabilities_make_sense(mi
         assert (np.diff(tree.probabilities) <= 1e-6).all()
         for parent, children in children_of(tree).items():
             assert len(children) == int((tree.parents == parent).sum()), "siblings carry different tokens"
-            # The latest of several continuations, seen twice or more in all, counts RECENT more than it was seen.
-            assert sum(path[child] for child in children.values()) <= path[parent] * (1.01 + RECENT / 2)
+            assert sum(path[child] for child in children.values()) <= path[parent] * 1.01
             if how == "single" or (how == "parallel" and parent >= 0):
                 assert len(children) == 1
         estimator.learn(own, shared, "", context, ids(others[:3]))
 
 
 def test_a_repeated_text_is_followed_to_the_full_depth():
-    own = Trie(4)
+    own = Trie(12)
     own.insert(ids([*range(100, 140), *range(100, 110)]))
-    tree = Estimator(4).grow(own, None, "", ids(list(range(100, 110))), 20, 20)
+    tree = Estimator(12).grow(own, None, "", ids(list(range(100, 110))), 20, 20)
     longest = depths(tree).max()
     assert longest >= 12
     assert tree.token_ids[:5].tolist() == [110, 111, 112, 113, 114]
@@ -135,7 +132,9 @@ def test_both_texts_speak_in_one_estimate():
     assert tokens == [3, 4]
 
 
-def plain_tree(text: list[int], context: list[int], doubts: np.ndarray, depth: int) -> dict[tuple[int, ...], float]:
+def plain_tree(
+    text: list[int], context: list[int], escape_counts: np.ndarray, depth: int
+) -> dict[tuple[int, ...], float]:
     """Probability of every path of up to `depth` tokens after the context, from plain counts."""
     result: dict[tuple[int, ...], float] = {}
     level: dict[tuple[int, ...], float] = {(): 1.0}
@@ -143,7 +142,7 @@ def plain_tree(text: list[int], context: list[int], doubts: np.ndarray, depth: i
         level = {
             (*path, token): probability * share
             for path, probability in level.items()
-            for token, share in plain_estimate(text, [*context, *path], doubts).items()
+            for token, share in plain_estimate(text, [*context, *path], escape_counts).items()
         }
         result |= level
     return result
@@ -152,7 +151,6 @@ def plain_tree(text: list[int], context: list[int], doubts: np.ndarray, depth: i
 @settings(max_examples=examples(60))
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(0, 3), max_size=2))
 def test_a_whole_tree_is_what_plain_counts_give(text, context):
-    # Context and depth stay below the branch length, where contexts are counted and not followed in the text.
     own = Trie(BRANCH)
     own.insert(ids(text))
     estimator = Estimator(BRANCH)
@@ -161,7 +159,7 @@ def test_a_whole_tree_is_what_plain_counts_give(text, context):
     for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
     said = dict(zip(paths, tree.probabilities.tolist(), strict=True))
-    expected = plain_tree(text, context, estimator.doubts.reshape(2, -1, 8), 3)
+    expected = plain_tree(text, context, estimator.escape_counts.reshape(2, -1, NUM_CLASSES), 3)
     # What is very unlikely is left out.
     for path in said.keys() | expected.keys():
         assert said.get(path, 0.0) == pytest.approx(expected.get(path, 0.0), abs=4e-3)

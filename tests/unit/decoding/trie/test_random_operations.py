@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pipeline.decoding.tree import check_tree
 from pipeline.decoding.trie import Trie, text_trie
 from pipeline.decoding.trie.arrays import bytes_for
-from pipeline.decoding.trie.estimator import FANS, Estimator
+from pipeline.decoding.trie.estimator import SINGLE_FROM, Estimator
+from pipeline.decoding.trie.merging import merge_tries
 from pipeline.decoding.trie.snapshot import load_trie, save_trie
 from tests.kernel_examples import examples
 
@@ -30,7 +31,7 @@ TEXTS = st.builds(
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("insert"), NAMES, TEXTS),
-        st.tuples(st.just("append"), st.integers(0, 2), TEXTS),
+        st.tuples(st.sampled_from(["extend", "extend own"]), TEXTS),
         st.tuples(st.just("insert own"), st.none(), TEXTS),
         st.tuples(st.just("grow"), NAMES, TEXTS, st.sampled_from([1, 2, 16, 128]), st.sampled_from([1, 4, 32])),
         st.tuples(st.just("learn"), NAMES, TEXTS, TEXTS),
@@ -44,12 +45,11 @@ OPERATIONS = st.lists(
 
 def run(operations: list[tuple], branch_length: int, max_bytes: int | None, estimator: Estimator) -> list[Trie]:
     shared, own = Trie(branch_length, max_bytes), Trie(branch_length)
-    streams = [shared.open(name) for name in "abb"]
     for what, *arguments in operations:
         if what == "insert":
             shared.insert(arguments[1], arguments[0])
-        elif what == "append":
-            streams[arguments[0]].append(arguments[1])
+        elif what.startswith("extend"):
+            (own if what == "extend own" else shared).extend(arguments[0])
         elif what == "insert own":
             own.insert(arguments[1])
         elif what == "grow":
@@ -73,11 +73,10 @@ def run(operations: list[tuple], branch_length: int, max_bytes: int | None, esti
             with TemporaryDirectory() as folder:
                 save_trie(shared, Path(folder) / "trie")
                 shared = load_trie(Path(folder) / "trie")
-            streams = [shared.open(name) for name in "abb"]
         else:
             merged = Trie(branch_length, max_bytes)
-            merged.merge_pieces(shared.texts(), branch_length)
-            shared, streams = merged, [merged.open(name) for name in "abb"]
+            merge_tries(merged, [shared])
+            shared = merged
     return [shared, own]
 
 
@@ -86,7 +85,7 @@ def run(operations: list[tuple], branch_length: int, max_bytes: int | None, esti
     OPERATIONS,
     st.sampled_from([1, 2, 3, 5, 12]),
     st.sampled_from([None, 1, 2, 8]),
-    st.sampled_from(sorted(FANS)),
+    st.sampled_from(sorted(SINGLE_FROM)),
 )
 def test_tries_stay_whole_whatever_is_done_to_them(operations, branch_length, times_least, retrieval):
     least = bytes_for(text_trie.least_nodes(branch_length))
@@ -103,4 +102,4 @@ def test_a_trie_without_a_limit_grows_in_place():
         trie.insert(text[begin : begin + 250])
         trie.check()
     assert len(trie.arrays.nodes) > first
-    assert sum(len(piece) for _, piece, _ in trie.texts()) == len(text)
+    assert sum(len(piece) for _, piece in trie.texts()) == len(text)

@@ -1,4 +1,4 @@
-"""Draft trees recorded with 64 children per node and the doubts of decision 057.
+"""Draft trees recorded with the escape counts of decision 083.
 The texts are words of a licence and a random chain with repetitions."""
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def test_recorded_runs_give_the_recorded_trees(number: int):
     for namespace, tokens in run["shared"]:
         shared.insert(np.asarray(tokens, np.int32), namespace)
     estimator = Estimator(run["branch_length"], run["retrieval"])
-    streams = own.open(), shared.open()
-    streams[0].append(np.asarray(run["prompt"], np.int32))
+    own.insert(np.asarray(run["prompt"], np.int32))
+    shared.insert(np.asarray([], np.int32))
     text = np.asarray(run["prompt"] + run["output"], np.int32)
     expected = {place: rest for place, *rest in run["trees"]}
     place = 0
@@ -37,7 +37,7 @@ def test_recorded_runs_give_the_recorded_trees(number: int):
             assert (tree.token_ids.tolist(), tree.parents.tolist()) == (token_ids, parents), place
             assert tree.probabilities == pytest.approx(probabilities, rel=1e-3)
         estimator.learn(own, shared, "", text[:begin], step)
-        for stream in streams:
-            stream.append(step)
+        for trie in (own, shared):
+            trie.extend(step)
         place += len(step)
     assert not expected

@@ -1,4 +1,4 @@
-"""The trie against plain dictionaries: counts, memory limit, streams, threads, namespaces."""
+"""The trie against plain dictionaries: counts, memory limit, sequences in parts, namespaces."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def assert_equal(trie: Trie, reference: ReferenceTrie) -> None:
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("insert"), NAMES, TOKENS),
-        st.tuples(st.just("append"), st.integers(0, 2), TOKENS),
+        st.tuples(st.just("extend"), st.none(), TOKENS),
         st.tuples(st.just("prune"), st.none(), st.none()),
         st.tuples(st.just("remove"), NAMES, st.none()),
     ),
@@ -53,19 +53,18 @@ OPERATIONS = st.lists(
 @given(OPERATIONS, st.integers(1, 6), st.booleans())
 # Pruning leaves a node without children whose edge a shorter suffix of the same text cuts: the longer one must keep its
 # row.
-@example([("insert", "a", [0, 0, 0]), ("prune", None, None), ("append", 2, [0, 0, 0])], 5, False)
-@example([("append", 1, [1, 1, 1]), ("prune", None, None), ("append", 1, [1, 1, 0])], 4, False)
+@example([("insert", "a", [0, 0, 0]), ("prune", None, None), ("insert", "a", [0, 0, 0])], 5, False)
+@example([("insert", "a", [1, 1, 1]), ("prune", None, None), ("extend", None, [1, 1, 0])], 4, False)
 def test_any_order_of_calls_leaves_what_plain_dicts_would_hold(operations, branch_length, bounded):
     trie = Trie(branch_length, 1 << 17 if bounded else None)
     reference = ReferenceTrie(branch_length)
-    streams = [(trie.open(name), reference.open(name)) for name in ("", "a", "a")]
     for what, first, second in operations:
         if what == "insert":
             trie.insert(ids(second), first)
             reference.insert(second, first)
-        elif what == "append":
-            for stream, argument in zip(streams[first], (ids(second), second), strict=True):
-                stream.append(argument)
+        elif what == "extend":
+            trie.extend(ids(second))
+            reference.extend(second)
         elif what == "prune":
             trie.prune()
             reference.prune()
@@ -111,56 +110,42 @@ def test_memory_never_exceeds_the_limit_and_the_newest_text_stays():
     assert not any(trie.count(text[at : at + 8]) for at in range(0, 1000, 7))
 
 
-def test_streams_that_take_turns_are_whole_again_and_bounded():
-    trie = Trie(8, 1 << 15)
-    rng = np.random.default_rng(1)
-    texts = [rng.integers(0, 300, 130).astype(np.int32) for _ in range(8)]
-    streams = [trie.open("tenant" if index % 2 else "") for index in range(8)]
-    for begin in range(0, 130, 3):
-        for stream, text in zip(streams, texts, strict=True):
-            stream.append(text[begin : begin + 3])
-        trie.check()
-    for index, text in enumerate(texts):
-        assert trie.count(text[122:], "tenant" if index % 2 else "")
-        assert not trie.count(text[122:], "" if index % 2 else "tenant")
-
-
 @settings(max_examples=examples(60))
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(0, 1 << 30)), max_size=60),
+    st.lists(
+        st.tuples(st.sampled_from(["", "a", None]), st.integers(1, 60), st.integers(0, 1 << 30)),
+        max_size=60,
+    ),
     st.integers(1, 6),
     st.integers(2, 30),
 )
-def test_a_small_trie_stays_consistent_under_interleaved_writers(turns, branch_length, vocabulary):
+def test_a_small_trie_stays_consistent_while_it_forgets(turns, branch_length, vocabulary):
+    """None instead of a namespace: the sequence before is continued."""
     trie = Trie(branch_length, 7000)
     reference = ReferenceTrie(branch_length)
-    streams = [(trie.open(name), reference.open(name)) for name in ("", "a", "a", "")]
-    for which, length, seed in turns:
+    for name, length, seed in turns:
         text = np.random.default_rng(seed).integers(0, vocabulary, length).astype(np.int32)
-        streams[which][0].append(text)
-        streams[which][1].append(text.tolist())
-        assert trie.count(text[-branch_length:], "a" if which in (1, 2) else "")
-    trie.check()
+        if name is None:
+            trie.extend(text)
+            reference.extend(text.tolist())
+        else:
+            trie.insert(text, name)
+            reference.insert(text.tolist(), name)
+        assert trie.count(text[-branch_length:], reference.namespace)
+        trie.check()
     for name, strings in reference.strings.items():
         for string, (times, _) in strings.items():
             assert trie.count(ids(list(string)), name) <= times
 
 
-@pytest.mark.parametrize("num_between", range(155, 175))
-def test_a_stream_goes_on_anew_when_room_for_it_is_made_by_forgetting_its_end(num_between):
-    """Somewhere in this range its last tokens are the next that will be forgotten."""
-    random = np.random.default_rng(num_between)
-    trie = Trie(4, bytes_for(4 * (4 + 8) + 32) + 12_000)
-    idle = trie.open("a")
-    idle.append(ids([0, 1, 0]))
-    busy = trie.open("b")
-    busy.append(random.integers(0, 2, num_between).astype(np.int32))
-    for _ in range(3):
-        idle.append(ids([int(random.integers(0, 2))]))
-        trie.check()
-        busy.append(random.integers(0, 2, 7).astype(np.int32))
-        trie.insert(random.integers(0, 2, 7).astype(np.int32), "a")
-        trie.check()
+def test_a_sequence_longer_than_the_memory_goes_on_where_its_beginning_was_forgotten():
+    trie = Trie(4, bytes_for(4 * (4 + 8) + 32) + 2_000)
+    text = np.random.default_rng(0).integers(0, 50, 5_000).astype(np.int32)
+    trie.insert(text[:3_000])
+    trie.extend(text[3_000:])
+    trie.check()
+    assert trie.count(text[-4:])
+    assert trie.statistics.num_forgotten > 4_000
 
 
 @settings(max_examples=examples(60))
@@ -201,11 +186,10 @@ def test_the_first_text_does_not_wait_for_the_pages_of_the_hash_table():
     assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < trie.arrays.buckets.nbytes / 4096 / 4
 
 
-def test_a_stream_is_known_token_by_token():
+def test_a_sequence_is_known_token_by_token():
     trie = Trie(4)
-    stream = trie.open()
     for token in range(10, 20):
-        stream.append(ids([token]))
+        trie.extend(ids([token]))
         assert trie.count(ids(list(range(max(10, token - 3), token + 1)))) == 1
 
 
@@ -214,10 +198,9 @@ def test_a_text_that_occurs_again_adds_no_nodes(size):
     """The edges that its strings share are cut where the second occurrence ends, and joined as it goes on."""
     trie = Trie(8)
     for _ in range(3):
-        stream = trie.open()
+        trie.insert(ids([]))
         for begin in range(0, 100, size):
-            stream.append(ids(list(range(begin, min(begin + size, 100)))))
-        stream.close()
+            trie.extend(ids(list(range(begin, min(begin + size, 100)))))
         assert trie.statistics.num_nodes == 101  # the root, and one for each token
 
 
@@ -229,18 +212,15 @@ def test_removing_a_namespace_leaves_no_token_of_it():
     trie.check()
     assert not trie.count(ids([7]), "gone")
     assert 8 not in trie.arrays.text.tolist()
-    assert [(name, text.tolist()) for name, text, _ in trie.texts()] == [("kept", [1, 2, 3])]
-    # Between texts of others, and in several pieces.
-    stream = trie.open("gone")
+    assert [(name, text.tolist()) for name, text in trie.texts()] == [("kept", [1, 2, 3])]
+    # Between texts of others.
     for begin in (20, 22, 24):
-        stream.append(ids([begin, begin + 1]))
+        trie.insert(ids([begin, begin + 1]), "gone")
         trie.insert(ids([begin + 10, 1, 2]), "other")
     trie.remove("gone")
     trie.check()
     assert not set(range(20, 26)) & {token - 1 for token in trie.arrays.text.tolist()}
-    assert [text.tolist() for name, text, _ in trie.texts() if name == "other"] == [
-        [b + 10, 1, 2] for b in (20, 22, 24)
-    ]
+    assert [text.tolist() for name, text in trie.texts() if name == "other"] == [[b + 10, 1, 2] for b in (20, 22, 24)]
     assert [trie.count(ids(text), "other") for text in ([1, 2], [30, 1, 2], [34, 1])] == [3, 1, 1]
 
 
@@ -254,31 +234,13 @@ def test_namespaces_are_bounded_too():
 
 
 @settings(max_examples=examples(40))
-@given(st.lists(st.tuples(st.integers(0, 2), TOKENS), max_size=20))
-def test_merging_counts_both_tries(pieces):
-    one, two, both = Trie(4, 1 << 16), Trie(4, 1 << 16), ReferenceTrie(4)
-    one.insert(ids([0, 1, 2, 0, 1]))
-    both.insert([0, 1, 2, 0, 1])
-    streams = [(two.open(name), both.open(name)) for name in ("", "a", "a")]
-    for which, tokens in pieces:
-        streams[which][0].append(ids(tokens))
-        streams[which][1].append(tokens)
-    one.merge_pieces(two.texts(), two.branch_length)
-    one.check()
-    for name, strings in both.strings.items():
-        for string in strings:
-            assert one.count(ids(list(string)), name) >= 1
-    assert sum(len(text) - repeated for _, text, repeated in one.texts()) == 5 + sum(len(t) for _, t in pieces)
-
-
-def test_merging_tells_interrupted_texts_with_equal_ends_apart():
-    trie, merged = Trie(4), Trie(4)
-    one, other = trie.open(), trie.open()
-    for stream, tokens in ((one, [1, 2, 3]), (other, [1, 2, 3]), (one, [4]), (other, [5])):
-        stream.append(np.asarray(tokens, np.int32))
-    merged.merge_pieces(trie.texts(), trie.branch_length)
-    for text in ([1], [2], [1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 5]):
-        assert merged.count(np.asarray(text)) == trie.count(np.asarray(text))
+@given(st.lists(st.tuples(NAMES, TOKENS), max_size=20))
+def test_the_texts_of_a_trie_are_what_was_inserted(texts):
+    trie = Trie(4, 1 << 16)
+    for name, tokens in texts:
+        trie.insert(ids(tokens[:5]), name)
+        trie.extend(ids(tokens[5:]))
+    assert [(name, text.tolist()) for name, text in trie.texts()] == [(n, tokens) for n, tokens in texts if tokens]
 
 
 def test_too_little_memory_is_refused_with_what_would_do():
