@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,28 +124,21 @@ def summary(plan: Plan) -> dict[str, str]:
 
 
 def full_text(plan: Plan, serving: Sequence[str]) -> str:
-    """The complete plan: main facts, all commands, and notes. serving: commands that start a server."""
-    return "\n".join(_lines(plan, serving))
-
-
-def _lines(plan: Plan, serving: Sequence[str]) -> Iterator[str]:
-    yield f"TensorRT-LLM plan: {plan.model} under {plan.profile}, from {plan.checkpoint}"
-    yield from (f"  {name}: {value}" for name, value in summary(plan).items())
-    docker = plan.where != "here"
-    stage = plan.conversion
-    yield (
-        "\n1. source: weights as safetensors (GGUF is converted), config.json with RoPE settings at top level -> "
-        f"{stage.source}"
-    )
-    yield f"2. conversion ({stage.digest[:12]}) -> {stage.output}"
-    yield f"  {shlex.join(stage.docker_argv if docker else stage.argv)}"
+    """All commands of a build, and notes. serving: commands that start a server."""
+    docker, stage = plan.where != "here", plan.conversion
+    lines = [
+        "1. source: weights as safetensors (GGUF is converted), config.json with RoPE settings at top level -> "
+        f"{stage.source}",
+        f"2. conversion ({stage.digest[:12]}) -> {stage.output}",
+        f"  {shlex.join(stage.docker_argv if docker else stage.argv)}",
+    ]
     for number, engine in enumerate(plan.engines, 3):
-        yield f"{number}. build of {engine.instance.triton_model} ({engine.digest[:12]}) -> {engine.output}"
-        yield f"  {shlex.join(engine.docker_argv if docker else engine.argv)}"
-    yield "\nserving"
-    yield from (f"  {call}" for call in serving)
-    yield "\nto know"
-    yield from (f"  - {note}" for note in plan.notes)
+        lines += [
+            f"{number}. build of {engine.instance.triton_model} ({engine.digest[:12]}) -> {engine.output}",
+            f"  {shlex.join(engine.docker_argv if docker else engine.argv)}",
+        ]
+    lines += ["\nserving", *(f"  {call}" for call in serving), "\nto know", *(f"  - {note}" for note in plan.notes)]
+    return "\n".join(lines)
 
 
 def _engine_line(stage: EngineStage) -> str:

@@ -36,9 +36,6 @@ class Estimate:
     the largest stage. kv_tokens: total tokens of all KV caches in the remaining GPU memory."""
 
     disk_bytes: int
-    source_bytes: int
-    converted_bytes: int
-    engine_bytes: int
     host_bytes: int
     gpu: GpuNeed
     kv_tokens: int
@@ -103,14 +100,10 @@ def kv_tokens_of(context: BuildContext, mode: Mode) -> int:
 def estimate_of(context: BuildContext) -> Estimate:
     source = int(context.model.num_parameters * min(_BYTES_OF_DTYPE[context.resolved.dtype], 2.0))
     converted = weight_bytes(context)
-    engines = converted * len(context.modes)
     # A conversion holds the source and the weights of one rank; a build holds its weights twice.
     converting = source + converted if method_of(context) == "from_hugging_face" else 2 * source
     return Estimate(
-        disk_bytes=source + converted + engines,
-        source_bytes=source,
-        converted_bytes=converted,
-        engine_bytes=engines,
+        disk_bytes=source + converted * (1 + len(context.modes)),
         host_bytes=max(converting, 2 * converted) + (4 << 30),
         gpu=gpu_need(context),
         kv_tokens=kv_tokens(context),

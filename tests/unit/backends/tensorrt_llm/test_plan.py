@@ -70,7 +70,7 @@ def test_every_shipped_plan_is_complete_and_keeps_the_rules(model, profile, spec
             covers = resolved.profile.tensorrt_llm.enable_chunked_context
             assert covers or options.max_num_tokens >= sizes.max_seq_len
         assert stage.instance.lookahead == (lookahead if stage.instance.mode == "lookahead" else None)
-    assert found.estimate.disk_bytes > found.estimate.engine_bytes > 0
+    assert found.estimate.disk_bytes > found.estimate.gpu.weight_bytes > 0
     assert found.conversion.docker_argv[:3] == ("docker", "run", "--name")
     assert json.loads(json.dumps(found.to_json())) == found.to_json()
 
