@@ -86,6 +86,8 @@ def bench(
     json_path: Annotated[Path | None, typer.Option("--json", help="File for all measurements, as JSON.")] = None,
 ) -> None:
     """Measure strategies against plain decoding, interleaved in one process, and check every output."""
+    if baselines:
+        wait_by_default(os.environ)  # before torch is imported
     if grammar:
         shared.refuse_given(context, shared.given(context).keys() - _OF_GRAMMAR, "with --grammar")
     resolved = shared.resolve(model, profile, overrides)
@@ -98,8 +100,6 @@ def bench(
     from pipeline.bench.report.results import require_writable, save_json
     from pipeline.decoding.request import SamplingParams
 
-    if baselines:
-        wait_by_default(os.environ)
     if json_path is not None:
         require_writable(json_path, data)
     shared.check_url(url, allow_remote, resolved)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from pipeline import cli
+from pipeline.config.threads import WAIT_POLICY
 from pipeline.errors import UserError
 
 WORDS = ("--model=tiny-random-llama", "--set=backend=torch", "--set=device=cpu", "--limit=1")
@@ -47,6 +49,21 @@ def test_a_measurement_through_the_running_server_names_its_profile(
         cli.main((command, "-m", "tiny-random-llama", "-p", "throughput", "--url", "localhost:8001"))
     assert caught.value.code == 2
     assert "serves tiny-random-llama with profile latency; name these with" in capsys.readouterr().err
+
+
+def test_other_engines_wait_as_their_libraries_do_before_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def resolve(*arguments: object) -> None:
+        seen.append(os.environ.get(WAIT_POLICY[0]))
+        raise UserError("enough")
+
+    monkeypatch.setattr("pipeline.cli.options.resolve", resolve)
+    for options in ((), ("--baselines", "hf")):
+        monkeypatch.setenv(*WAIT_POLICY)
+        with pytest.raises(SystemExit):
+            cli.main(("bench", *options))
+    assert seen == [WAIT_POLICY[1], None]
 
 
 def test_a_load_of_an_unknown_strategy_is_refused(
