@@ -10,10 +10,10 @@ from typing import NoReturn
 import pytest
 from safetensors import SafetensorError
 
-from pipeline import cli
 from pipeline.checkpoint.disk import PARTIAL, alone_in, make_folder, require_space, whole_folder
 from pipeline.checkpoint.hashing import remembered_sha256
 from pipeline.errors import BuildError, UserError
+from tests.command_line import exit_code
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 
@@ -83,9 +83,7 @@ def test_a_full_disk_ends_a_command_with_exit_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("pipeline.cli.app.build_app", lambda: lambda **_: fail(NO_SPACE))
-    with pytest.raises(SystemExit) as left:
-        cli.main([])
-    assert left.value.code == 2
+    assert exit_code() == 2
     assert capsys.readouterr().err.startswith("error: No space left on device")
 
 

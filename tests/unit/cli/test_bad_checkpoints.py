@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pipeline import cli
 from pipeline.checkpoint.fetch import fetch
 from pipeline.config.resolution import resolve_config
+from tests.command_line import exit_code
 
 TORCH = ("--set", "backend=torch", "--set", "device=cpu")
 TENSORRT_LLM = ("--set", "backend=tensorrt_llm", "--dry-run")
@@ -72,10 +72,7 @@ def test_a_bad_checkpoint_is_one_sentence(
     shutil.copytree(good, folder)
     spoil(folder)
 
-    with pytest.raises(SystemExit) as caught:
-        cli.main(("engine", "--model", str(folder), "--profile", "latency", *words))
-
-    assert caught.value.code == 2
+    assert exit_code("engine", "--model", str(folder), "--profile", "latency", *words) == 2
     *_, message = capsys.readouterr().err.strip().splitlines()
     assert message.startswith("error: ")
     assert sentence.format(folder=folder) in message

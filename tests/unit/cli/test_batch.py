@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cli
+from tests.command_line import exit_code
 from tests.http_server import Handler, serving
 
 seen_keys: list[str] = []
@@ -31,9 +31,7 @@ def url() -> Iterator[str]:
 def run(folder: Path, out: Path, url: str) -> int:
     line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m"}}
     (folder / "in.jsonl").write_text(json.dumps(line))
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["batch", str(folder / "in.jsonl"), "--out", str(out), "--url", url])
-    return int(caught.value.code or 0)
+    return exit_code("batch", str(folder / "in.jsonl"), "--out", str(out), "--url", url)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +73,6 @@ def test_the_requests_are_not_taken_for_the_journal(
 ) -> None:
     run(tmp_path, tmp_path / "out.jsonl", url)
     asked = (tmp_path / "in.jsonl").rename(tmp_path / "in.partial")
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["batch", str(asked), "--out", str(tmp_path / "in"), "--url", url])
+    assert exit_code("batch", str(asked), "--out", str(tmp_path / "in"), "--url", url) == 2
     assert "in.partial is the input" in capsys.readouterr().err
     assert asked.exists()

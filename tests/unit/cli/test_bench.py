@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline import cli
 from pipeline.config.threads import WAIT_POLICY
 from pipeline.errors import UserError
+from tests.command_line import exit_code
 
 WORDS = ("--model=tiny-random-llama", "--set=backend=torch", "--set=device=cpu", "--limit=1")
 
@@ -29,10 +29,7 @@ def test_what_the_engine_cannot_change_is_refused_before_it_is_built(
 ) -> None:
     monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path))
 
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["bench", *WORDS, option])
-
-    assert caught.value.code == 2
+    assert exit_code("bench", *WORDS, option) == 2
     assert expected in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []
 
@@ -45,9 +42,7 @@ def test_a_measurement_through_the_running_server_names_its_profile(
     state = SimpleNamespace(grpc_url="127.0.0.1:8001", model="tiny-random-llama", profile="latency")
     monkeypatch.setattr("pipeline.server.state.find_server", lambda folder: state)
     monkeypatch.setattr("pipeline.bench.contenders.remote.check_address", lambda *arguments: None)
-    with pytest.raises(SystemExit) as caught:
-        cli.main((command, "-m", "tiny-random-llama", "-p", "throughput", "--url", "localhost:8001"))
-    assert caught.value.code == 2
+    assert exit_code(command, "-m", "tiny-random-llama", "-p", "throughput", "--url", "localhost:8001") == 2
     assert "serves tiny-random-llama with profile latency; name these with" in capsys.readouterr().err
 
 
@@ -61,8 +56,7 @@ def test_other_engines_wait_as_their_libraries_do_before_torch_is_loaded(monkeyp
     monkeypatch.setattr("pipeline.cli.options.resolve", resolve)
     for options in ((), ("--baselines", "hf")):
         monkeypatch.setenv(*WAIT_POLICY)
-        with pytest.raises(SystemExit):
-            cli.main(("bench", *options))
+        exit_code("bench", *options)
     assert seen == [WAIT_POLICY[1], None]
 
 
@@ -70,9 +64,7 @@ def test_a_load_of_an_unknown_strategy_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("pipeline.bench.contenders.remote.check_address", lambda *arguments: None)
-    with pytest.raises(SystemExit) as caught:
-        cli.main(("load", "--url", "127.0.0.1:1", "--strategies", "trie,magic"))
-    assert caught.value.code == 2
+    assert exit_code("load", "--url", "127.0.0.1:1", "--strategies", "trie,magic") == 2
     assert "--strategies is 'magic'; it must be none or" in capsys.readouterr().err
 
 
@@ -91,9 +83,7 @@ def test_an_option_without_effect_is_refused(
     command: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("pipeline.cli.failover.run_failover", lambda *arguments: None)
-    with pytest.raises(SystemExit) as caught:
-        cli.main((*command, "-m", "tiny-random-llama"))
-    assert caught.value.code == 2
+    assert exit_code(*command, "-m", "tiny-random-llama") == 2
     assert f"error: {expected}; leave it out." in capsys.readouterr().err
 
 
@@ -107,8 +97,7 @@ def test_a_cost_curve_beside_other_options_is_measured_with_prompts(monkeypatch:
 
     monkeypatch.setattr("pipeline.bench.bench.check_plan", check_plan)
     for options in ((), ("--json", "out.json"), ("--limit=2",)):
-        with pytest.raises(SystemExit):
-            cli.main(("bench", "-m", "tiny-random-llama", "--cost-curve", *options))
+        exit_code("bench", "-m", "tiny-random-llama", "--cost-curve", *options)
     assert seen == [0, 0, 2]
 
 
@@ -119,9 +108,7 @@ def test_a_cost_curve_beside_other_options_is_measured_with_prompts(monkeypatch:
 def test_an_engine_that_runs_in_a_server_only_is_not_built_to_measure_it_in_process(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main((*command, "-m", "llama2-13b", "--set", "backend=tensorrt_llm"))
-    assert caught.value.code == 2
+    assert exit_code(*command, "-m", "llama2-13b", "--set", "backend=tensorrt_llm") == 2
     error = capsys.readouterr().err
     assert "those of backend tensorrt_llm run in a server only. Use --set backend=torch" in error
     assert "nvidia-smi" not in error

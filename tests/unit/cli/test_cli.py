@@ -21,6 +21,7 @@ from pipeline import cli
 from pipeline.cli.app import GROUPS, PANELS, PLUGINS, build_app, verb_name
 from pipeline.config.places import places
 from pipeline.errors import ConfigError
+from tests.command_line import exit_code
 from tests.patience import PATIENCE_S
 
 
@@ -28,12 +29,6 @@ from tests.patience import PATIENCE_S
 def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path / "engines"))
     monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
-    return int(caught.value.code or 0)
 
 
 def test_every_group_registers_verbs_and_every_verb_explains_itself() -> None:
@@ -53,7 +48,7 @@ def test_commands_of_a_package_that_cannot_be_loaded_are_named(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("pipeline.cli.app.build_app", build_app)
 
-    assert run("--version") == 2
+    assert exit_code("--version") == 2
     assert "The commands `broken` of an installed package cannot be loaded" in capsys.readouterr().err
 
 
@@ -61,7 +56,7 @@ def test_help_shows_each_verb_in_a_panel(capsys: pytest.CaptureFixture[str]) -> 
     app = build_app()
     verbs = {verb_name(verb) for verb in (*app.registered_commands, *app.registered_groups)}
     assert verbs == {verb for panel in PANELS.values() for verb in panel}
-    assert run("--help") == 0
+    assert exit_code("--help") == 0
     text = capsys.readouterr().out
     titles = [text.index(f" {panel} ") for panel in PANELS]
     assert titles == sorted(titles)
@@ -71,10 +66,10 @@ def test_help_breaks_lines_at_the_width_of_the_terminal_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    assert run("--help") == 0
+    assert exit_code("--help") == 0
     assert "the old one continues." in capsys.readouterr().out
     for words in (("switch",), ("trie", "merge")):
-        assert run(*words, "--help") == 0
+        assert exit_code(*words, "--help") == 0
         text = capsys.readouterr().out.partition("╭")[0]
         assert all(line.rstrip().endswith((".", "]", "}...")) for line in text.splitlines() if line.strip())
 
@@ -93,7 +88,7 @@ def test_help_and_models_import_nothing_heavy() -> None:
 
 
 def test_a_users_mistake_is_one_message_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("engine", "--model", "smolm2-135m") == 2
+    assert exit_code("engine", "--model", "smolm2-135m") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("error: There is no model 'smolm2-135m'. Did you mean 'smollm2-135m'?")
@@ -107,13 +102,13 @@ def test_a_stdout_escapes_the_characters_that_it_lacks(
     (tmp_path / "größer \udcff.jsonl").write_text('{"token_ids": [1, 2]}')
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(stdout := io.BytesIO(), encoding="ascii"))
     snapshot = str(tmp_path / "größer \udcff.trie")
-    assert run("trie", "build", str(tmp_path / "größer \udcff.jsonl"), "--out", snapshot, *options) == 0
+    assert exit_code("trie", "build", str(tmp_path / "größer \udcff.jsonl"), "--out", snapshot, *options) == 0
     sys.stdout.flush()
     assert b"gr\\xf6\\xdfer" in stdout.getvalue()
 
 
 def test_a_wrong_option_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("engine", "--modle", "x") == 2
+    assert exit_code("engine", "--modle", "x") == 2
     assert "No such option" in capsys.readouterr().err
 
 
@@ -129,7 +124,7 @@ def app_that_raises(error: BaseException) -> typer.Typer:
 
 def test_ctrl_c_is_quiet_and_exit_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("pipeline.cli.app.build_app", lambda: app_that_raises(KeyboardInterrupt()))
-    assert run() == 130
+    assert exit_code() == 130
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -139,7 +134,7 @@ def test_ctrl_c_is_quiet_while_the_command_is_still_being_loaded(monkeypatch: py
             raise KeyboardInterrupt
 
     monkeypatch.setitem(sys.modules, "pipeline.cli.app", Loading("pipeline.cli.app"))
-    assert run() == 130
+    assert exit_code() == 130
 
 
 @pytest.mark.parametrize(
@@ -156,7 +151,7 @@ def test_what_the_machine_refuses_is_one_sentence_and_exit_2(
     error: Exception, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("pipeline.cli.app.build_app", lambda: app_that_raises(error))
-    assert run() == 2
+    assert exit_code() == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
@@ -191,13 +186,13 @@ def test_our_bug_keeps_its_trace() -> None:
 
 def test_all_faults_come_in_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("pipeline.cli.app.build_app", lambda: app_that_raises(ConfigError("2 faults\n  a\n  b")))
-    assert run() == 2
+    assert exit_code() == 2
     assert capsys.readouterr().err == "error: 2 faults\n  a\n  b\n"
 
 
 def test_engine_dry_run_then_build_then_reuse(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     base = ["engine", "--model", "tiny-random-llama", "--set", "device=cpu", "--set", "backend=torch", "--json"]
-    assert run(*base, "--dry-run") == 0
+    assert exit_code(*base, "--dry-run") == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["plan"]["state"] == "not built"
     assert plan["resolved"]["model"]["name"] == "tiny-random-llama"
@@ -205,14 +200,14 @@ def test_engine_dry_run_then_build_then_reuse(capsys: pytest.CaptureFixture[str]
 
     outcomes = []
     for _ in range(2):
-        assert run(*base) == 0
+        assert exit_code(*base) == 0
         outcomes.append(json.loads(capsys.readouterr().out)["outcome"])
     assert outcomes == ["built", "reused"]
-    assert run("models") == 0
+    assert exit_code("models") == 0
     assert "tiny-random-llama" in capsys.readouterr().out
-    assert run("clean", "--dry-run") == 0
+    assert exit_code("clean", "--dry-run") == 0
     assert (tmp_path / "engines" / "tiny-random-llama" / "latency").is_dir()
-    assert run("clean") == 0
+    assert exit_code("clean") == 0
     assert not (tmp_path / "engines" / "tiny-random-llama").exists()
 
 
@@ -225,28 +220,28 @@ def test_a_prompt_that_is_too_long_is_named_before_anything_is_measured(
         json.dumps({"id": "short", "prompt": "a"}) + "\n" + json.dumps({"id": "long", "prompt": "x " * 5000})
     )
     settings = ("--model", "tiny-random-llama", "--set", "drafting.planner=fixed", "--set", "backend=torch")
-    assert run(command, *settings, "--data", str(data)) == 2
+    assert exit_code(command, *settings, "--data", str(data)) == 2
     error = capsys.readouterr().err
     assert "The prompt of row 'long' has" in error
     assert "measuring" not in error
 
 
 def test_models_and_profiles_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("models", "--json") == 0
+    assert exit_code("models", "--json") == 0
     assert "llama2-13b" in [model["name"] for model in json.loads(capsys.readouterr().out)]
-    assert run("profiles", "--json") == 0
+    assert exit_code("profiles", "--json") == 0
     assert [profile["name"] for profile in json.loads(capsys.readouterr().out)] == ["balanced", "latency", "throughput"]
 
 
 def test_schema_check(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("dev", "generate", "--check") == 0
+    assert exit_code("dev", "generate", "--check") == 0
     assert "up to date" in capsys.readouterr().out
 
 
 def test_doctor_reports_how_to_fix_what_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert run("doctor", "--json") in (0, 2)
+    assert exit_code("doctor", "--json") in (0, 2)
     findings = {finding["part"]: finding for finding in json.loads(capsys.readouterr().out)}
     assert findings["python"]["state"] == "ok"
     for finding in findings.values():
@@ -268,7 +263,7 @@ def test_python_dash_m_is_the_same_program() -> None:
 def test_a_strategy_that_does_not_exist_is_refused_before_an_engine_is_built(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(*command, "--model", "tiny-random-llama", "--strategies", "none,magic") == 2
+    assert exit_code(*command, "--model", "tiny-random-llama", "--strategies", "none,magic") == 2
 
     assert "There is no strategy 'magic'" in capsys.readouterr().err
     assert not places().engines.exists()

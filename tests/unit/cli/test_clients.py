@@ -8,15 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline import cli
 from pipeline.errors import RequestError
 from pipeline.server.client import Completion, TextQuery
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
-    return int(caught.value.code or 0)
+from tests.command_line import exit_code
 
 
 def test_a_prompt_that_is_not_utf8_is_one_message_and_exit_2(
@@ -24,7 +18,7 @@ def test_a_prompt_that_is_not_utf8_is_one_message_and_exit_2(
 ) -> None:
     for errors, sentence in (("strict", "Standard input is not UTF-8 text"), ("surrogateescape", "text_input holds")):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8", errors=errors))
-        assert run("generate", "--url", "127.0.0.1:1") == 2
+        assert exit_code("generate", "--url", "127.0.0.1:1") == 2
         assert capsys.readouterr().err.startswith(f"error: {sentence}")
 
 
@@ -51,14 +45,14 @@ def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 def test_a_piped_prompt_has_no_line_end(monkeypatch: pytest.MonkeyPatch, answered: list[TextQuery]) -> None:
     for text in ("Hello", "Hello\n", "Hello\n\n"):
         pipe(monkeypatch, text)
-        assert run("generate", "--url", "127.0.0.1:1") == 0
+        assert exit_code("generate", "--url", "127.0.0.1:1") == 0
     assert [query.text_input for query in answered] == ["Hello", "Hello", "Hello\n"]
 
 
 def test_an_error_after_some_text_begins_on_its_own_line(
     answered: list[TextQuery], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("generate", "fails", "--url", "127.0.0.1:1") == 2
+    assert exit_code("generate", "fails", "--url", "127.0.0.1:1") == 2
     assert capsys.readouterr().out == "yes\n"
 
 
@@ -73,7 +67,7 @@ def test_an_error_after_some_text_begins_on_its_own_line(
 def test_the_url_selects_the_protocol(
     options: tuple[str, ...], expected: str, answered: list[TextQuery], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("generate", "where", *options) == 0
+    assert exit_code("generate", "where", *options) == 0
     assert capsys.readouterr().out == f"{expected}\n"
 
 
@@ -87,7 +81,7 @@ def test_the_url_selects_the_protocol(
 def test_options_that_exclude_each_other_are_refused(
     options: tuple[str, ...], sentence: str, answered: list[TextQuery], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("generate", "Hello", *options) == 2
+    assert exit_code("generate", "Hello", *options) == 2
     assert sentence in capsys.readouterr().err
     assert answered == []
 
@@ -96,7 +90,7 @@ def test_a_chat_over_a_pipe_has_answers_only_on_stdout(
     monkeypatch: pytest.MonkeyPatch, answered: list[TextQuery], capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipe(monkeypatch, "first\nsecond\n")
-    assert run("chat", "--url", "127.0.0.1:1") == 0
+    assert exit_code("chat", "--url", "127.0.0.1:1") == 0
     printed = capsys.readouterr()
     assert printed.out == "yes\nyes\n"
     assert "finish reason length" in printed.err

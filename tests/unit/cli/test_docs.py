@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from pipeline import cli
 from pipeline.config.loading import names_in
 from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ProfileConfig
 from pipeline.repository.extensions import LOOKAHEAD_BLS_INPUTS
+from tests.command_line import exit_code
 from tests.patience import PATIENCE_S
 
 PLACES = places({})
@@ -81,9 +81,7 @@ def test_a_command_on_a_page_exists_with_its_options(
     if not (words := words_of(line)):
         return
     monkeypatch.setattr("typer.rich_utils.rich_format_help", lambda **options: None)  # takes most of the time
-    with pytest.raises(SystemExit) as caught:
-        cli.main([*words, "--help"])
-    assert not caught.value.code, capsys.readouterr().err
+    assert exit_code(*words, "--help") == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", [line for line in commands() if "--set" in line])
@@ -110,10 +108,9 @@ def test_make_accepts_every_target_on_the_pages() -> None:
 def test_a_cheap_command_of_the_pages_runs(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert line in commands()
     words = words_of(line)
-    with pytest.raises(SystemExit) as caught:
-        cli.main((*words, *(["alice"] if words == ["key"] else [])))
+    code = exit_code(*words, *(["alice"] if words == ["key"] else []))
     printed = capsys.readouterr()
-    assert not caught.value.code, printed.err
+    assert code == 0, printed.err
     assert printed.out
 
 

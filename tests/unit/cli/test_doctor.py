@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cli
 from pipeline.backends.tensorrt_llm import environment
 from pipeline.backends.tensorrt_llm.doctor import examine_tensorrt_llm
 from pipeline.engine.backend import Finding
 from pipeline.server.installation import VARIABLE
+from tests.command_line import exit_code
 from tests.unit.server.fake_machine import fake_machine, write_program
 
 # The default ports may be in use.
@@ -19,10 +19,9 @@ FREE_PORTS = [part for name in ("http", "grpc", "metrics") for part in ("--set",
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(("doctor", "--json", *arguments))
+    code = exit_code("doctor", "--json", *arguments)
     found = json.loads(capsys.readouterr().out)
-    return int(caught.value.code or 0), {entry["part"]: entry for entry in found}
+    return code, {entry["part"]: entry for entry in found}
 
 
 def parts_of_backend() -> dict[str, Finding]:

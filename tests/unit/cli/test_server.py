@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline import cli
 from pipeline.cli.server import announce
 from pipeline.config.schema import ApiKey, ServerConfig
 from pipeline.server.installation import VARIABLE
 from pipeline.server.log import write_end
+from tests.command_line import exit_code
 from tests.unit.server.fake_machine import fake_machine
 
 
@@ -26,10 +26,9 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
+    code = exit_code(*arguments)
     captured = capsys.readouterr()
-    return int(caught.value.code or 0), captured.out, captured.err
+    return code, captured.out, captured.err
 
 
 @pytest.mark.parametrize("stopped", [True, False])

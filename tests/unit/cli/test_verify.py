@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cli
 from pipeline.server import state as server_state
 from pipeline.server.state import ServerState
+from tests.command_line import exit_code
 
 
 def test_a_server_with_an_older_build_is_not_compared_with(
@@ -19,11 +19,9 @@ def test_a_server_with_an_older_build_is_not_compared_with(
     monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path))
     model = "tiny-random-llama"
     words = ["--model", model, "--set", "backend=torch", "--set", "device=cpu", "--set", "drafting.planner=fixed"]
-    with pytest.raises(SystemExit):
-        cli.main(["repo", *words])
+    exit_code("repo", *words)
     words += ["--set", "engine.max_seq_len=512"]
-    with pytest.raises(SystemExit):
-        cli.main(["engine", *words])
+    exit_code("engine", *words)
     ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "triton_http_port", "triton_grpc_port"), 1)
     names = {"server_id": "la1", "host": "127.0.0.1", "model": model, "profile": "latency"}
     repository = str(tmp_path / model / "latency" / "repository")
@@ -31,10 +29,7 @@ def test_a_server_with_an_older_build_is_not_compared_with(
     server = ServerState.model_validate({**ports, **names, "repository": repository, "guard_pid": 1, "started": later})
     monkeypatch.setattr(server_state, "find_server", lambda folder: server)
 
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["verify", "--quick", *words])
-
-    assert caught.value.code == 2
+    assert exit_code("verify", "--quick", *words) == 2
     assert "The running server has an older build" in capsys.readouterr().err
 
 
@@ -53,9 +48,7 @@ def test_rounding_explains_no_difference_in_the_lean_pass(
 
     monkeypatch.setattr("pipeline.cli.verify_engine.verify_in_process", verified)
     for command in (["engine"], ["verify", "--quick", "--no-server"]):
-        with pytest.raises(SystemExit) as caught:
-            cli.main([*command, *words])
-        assert caught.value.code in (0, None)
+        assert exit_code(*command, *words) == 0
     assert found == [expected]
 
 
@@ -67,9 +60,7 @@ def test_with_json_stdout_holds_nothing_else(
     (tmp_path / "digits.regex").write_text("[0-9]{1,3}")
     words = [f"--set={value}" for value in ("backend=torch", "device=cpu", "drafting.planner=fixed")]
     words += ["--model=tiny-random-llama", "--num-prompts=1", "--max-new-tokens=4", "--strategies=trie", "--json"]
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["verify", "--grammar", str(tmp_path / "digits.regex"), *words])
-    assert caught.value.code in (0, None)
+    assert exit_code("verify", "--grammar", str(tmp_path / "digits.regex"), *words) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["lossless"] is True
     assert "grammar: " in printed.err

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline import cli
 from pipeline.config.places import places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ConfigError, RepositoryError
@@ -16,6 +15,7 @@ from pipeline.llmapi.repository import llmapi_config, render_llmapi
 from pipeline.llmapi.settings import METHODS, DraftSettings, draft_settings, method_named
 from pipeline.repository import model_config
 from pipeline.repository.contract import model_contract
+from tests.command_line import exit_code
 from tests.trt_configs import trt_config
 
 SOURCE = places().home / "triton_repo"
@@ -116,7 +116,5 @@ def test_what_cannot_be_served_is_refused(tmp_path):
 
 
 def test_the_command_writes_it(tmp_path, capsys):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(("repo", "-m", "llama2-13b", "--llmapi", "trie", "--out", str(tmp_path / "out"), "--json"))
-    assert not caught.value.code
+    assert exit_code("repo", "-m", "llama2-13b", "--llmapi", "trie", "--out", str(tmp_path / "out"), "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"folder": str(tmp_path / "out"), "models": ["tensorrt_llm"]}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import main
+from tests.command_line import exit_code
 
 
 def test_an_engine_is_built_and_scored_without_bars_of_other_packages(
@@ -16,10 +16,10 @@ def test_an_engine_is_built_and_scored_without_bars_of_other_packages(
     monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path / "engines"))
     words = [f"--set={value}" for value in ("backend=torch", "device=cpu")]
     scores = tmp_path / "scores.json"
-    with pytest.raises(SystemExit) as left:
-        main(["research", "perplexity", "--model=tiny-random-llama", *words, "--limit=1", f"--json={scores}"])
+    assert (
+        exit_code("research", "perplexity", "--model=tiny-random-llama", *words, "--limit=1", f"--json={scores}") == 0
+    )
     printed = capsys.readouterr()
-    assert left.value.code == 0
     assert "tiny-random-llama" in printed.out
     assert len(json.loads(scores.read_text())["texts"]) == 1
     assert "Loading weights" not in printed.err

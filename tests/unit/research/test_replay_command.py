@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 from lookahead_research.known_outputs import load_replay_rows, require_vocabulary
 
-from pipeline.cli import main
 from pipeline.errors import UserError
-
-
-def run(*arguments: str) -> object:
-    """The exit code of one command."""
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    return left.value.code
+from tests.command_line import exit_code
 
 
 def outputs(folder: Path) -> Path:
@@ -40,7 +33,7 @@ def test_replay_writes_a_row_per_source_budget_regime_and_task(
         "--budget",
         "4,8",
     ]
-    assert run(*arguments, "--regime", "cold,prewarmed", "--json", str(target)) == 0
+    assert exit_code(*arguments, "--regime", "cold,prewarmed", "--json", str(target)) == 0
     rows = json.loads(target.read_text())
     assert [(row["source"], row["budget"], row["regime"], row["task"]) for row in rows] == [
         (source, budget, regime, task)
@@ -78,7 +71,7 @@ def test_replay_writes_a_row_per_source_budget_regime_and_task(
 def test_wrong_words_are_user_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], complaint: str
 ) -> None:
-    assert run("research", "replay", "--outputs", str(outputs(tmp_path)), *more) == 2
+    assert exit_code("research", "replay", "--outputs", str(outputs(tmp_path)), *more) == 2
     assert complaint in capsys.readouterr().err
 
 
@@ -100,7 +93,7 @@ def test_a_mistake_ends_the_command_before_it_builds_anything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
 ) -> None:
     places = {"outputs": str(outputs(tmp_path)), "folder": str(tmp_path)}
-    assert run(*(word.format_map(places) for word in words)) == 2
+    assert exit_code(*(word.format_map(places) for word in words)) == 2
     assert complaint in capsys.readouterr().err
 
 
@@ -117,23 +110,22 @@ def test_the_output_does_not_replace_the_input(
     path = outputs(tmp_path)
     before = path.read_text()
     files = ["--outputs", str(path)] if command == "replay" else [str(path)]
-    assert run("research", command, *files, "--json", str(path)) == 2
+    assert exit_code("research", command, *files, "--json", str(path)) == 2
     assert "is the input, and would be overwritten" in capsys.readouterr().err
     assert path.read_text() == before
 
 
 def test_experiments_leave_json_and_pictures(tmp_path: Path) -> None:
     target = tmp_path / "results"
-    assert (
-        run("research", "experiments", "--outputs", str(outputs(tmp_path)), "--out", str(target), "--limit", "1") == 0
-    )
+    words = ("--outputs", str(outputs(tmp_path)), "--out", str(target), "--limit", "1")
+    assert exit_code("research", "experiments", *words) == 0
     assert {path.name for path in target.iterdir()} == {
         f"{name}.{kind}" for name in ("decoding_length", "branch_length", "capacity") for kind in ("json", "png")
     }
 
 
 def test_experiments_refuse_sizes_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("research", "experiments", "--outputs", str(outputs(tmp_path)), "--sizes", "5,5") == 2
+    assert exit_code("research", "experiments", "--outputs", str(outputs(tmp_path)), "--sizes", "5,5") == 2
     assert "--sizes holds '5,5'" in capsys.readouterr().err
 
 
@@ -141,10 +133,8 @@ def test_experiments_refuse_an_unknown_model_before_they_replay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "results"
-    assert (
-        run("research", "experiments", "--outputs", str(outputs(tmp_path)), "--out", str(target), "--model", "nope")
-        == 2
-    )
+    words = ("--outputs", str(outputs(tmp_path)), "--out", str(target), "--model", "nope")
+    assert exit_code("research", "experiments", *words) == 2
     assert "nope" in capsys.readouterr().err
     assert not list(target.iterdir())
 
@@ -160,7 +150,7 @@ def test_experiments_refuse_ranks_that_no_engine_has(tmp_path: Path, capsys: pyt
         "--model",
         "nope",
     ]
-    assert run(*arguments, "--ranks", "65") == 2
+    assert exit_code(*arguments, "--ranks", "65") == 2
     assert "--ranks takes numbers from 1 to 64" in capsys.readouterr().err
-    assert run(*arguments, "--ranks", "2", "--rank-size", "3,3") == 2
+    assert exit_code(*arguments, "--ranks", "2", "--rank-size", "3,3") == 2
     assert "--rank-size holds '3,3'" in capsys.readouterr().err

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cli
 from pipeline.config.hardware import Hardware
 from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine import memory
 from pipeline.server.memory_fit import kv_bytes, memory_fit, serving_bytes
+from tests.command_line import exit_code
 from tests.unit.engine.torch.lean.models import lean_engine, tiny_model
 
 WHERE = places({})
@@ -98,8 +98,7 @@ def test_a_large_kv_cache_fits_in_sixteen_bit() -> None:
 def test_models_and_profiles_say_what_fits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 5 * GB)
     for words in (["models"], ["profiles"], ["profiles", "--model", "llama2-7b"]):
-        with pytest.raises(SystemExit):
-            cli.main((*words, "--json"))
+        exit_code(*words, "--json")
     lines = capsys.readouterr().out
     decoder, found = json.JSONDecoder(), []
     while lines.strip():

@@ -8,9 +8,9 @@ import pytest
 
 from pipeline.bench.report.results import BenchResults, load_results, require_writable, save_json
 from pipeline.bench.report.summary import summarize
-from pipeline.cli import main
 from pipeline.decoding.cost import CostPoint
 from pipeline.errors import UserError
+from tests.command_line import exit_code
 from tests.unit.bench.report.test_summary import record
 
 
@@ -75,18 +75,17 @@ def test_bench_and_report_do_not_write_over_their_input(tmp_path: Path, capsys: 
         (saved, ["report", str(saved), "--markdown", str(saved)]),
     ):
         before = path.read_bytes()
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
-        assert caught.value.code == 2
+        assert exit_code(*arguments) == 2
         assert f"{path.name} is the input" in " ".join(capsys.readouterr().err.split())
         assert path.read_bytes() == before
 
 
 def test_a_report_does_not_write_two_formats_into_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_json(tmp_path / "results.json", results())
-    with pytest.raises(SystemExit) as caught:
-        main(["report", str(tmp_path / "results.json"), "--html", f"{tmp_path}/a", "--markdown", f"{tmp_path}/./a"])
-    assert caught.value.code == 2
+    assert (
+        exit_code("report", str(tmp_path / "results.json"), "--html", f"{tmp_path}/a", "--markdown", f"{tmp_path}/./a")
+        == 2
+    )
     assert "Name two files" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "a").exists()
 
@@ -98,7 +97,5 @@ def test_a_report_takes_any_path_of_a_plot(tmp_path: Path, monkeypatch: pytest.M
         tmp_path / "results.json", BenchResults(manifest={"config": {}}, requests=requests, summary=summarize(requests))
     )
     for path in ("plot", "."):
-        with pytest.raises(SystemExit) as caught:
-            main(["report", "results.json", "--svg", path])
-        assert caught.value.code == 0
+        assert exit_code("report", "results.json", "--svg", path) == 0
         assert (tmp_path / f"{path}-light.svg").is_file()

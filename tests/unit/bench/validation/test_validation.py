@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pipeline import cli
 from pipeline.backends.tensorrt_llm.rules import check
 from pipeline.bench.validation import validation
 from pipeline.bench.validation.validation import (
@@ -25,6 +24,7 @@ from pipeline.bench.validation.validation import (
 from pipeline.bench.validation.validation_report import report_of, write_report
 from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
+from tests.command_line import exit_code
 from tests.patience import PATIENCE_S
 from tests.unit.server.fake_machine import fake_machine
 
@@ -132,9 +132,7 @@ def test_the_stages_of_a_plan_name_model_settings_and_strategies(tmp_path):
 def test_every_stage_is_a_command_that_takes_these_options(tmp_path, capsys):
     """Help wins over everything else, but not over an option that does not exist."""
     for stage in stages_of(PLAN, tmp_path):
-        with pytest.raises(SystemExit) as caught:
-            cli.main((*stage.arguments, "--help"))
-        assert not caught.value.code, stage.name
+        assert exit_code(*stage.arguments, "--help") == 0, stage.name
     capsys.readouterr()
 
 
@@ -169,9 +167,7 @@ def test_a_run_has_an_engines_folder_of_its_own(tmp_path):
 
 
 def refused(capsys: Any, *arguments: str) -> str:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(("validate-gpu", *arguments))
-    assert caught.value.code == 2
+    assert exit_code("validate-gpu", *arguments) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     return str(lines[0])
@@ -211,9 +207,7 @@ def planned(tmp_path: Path, monkeypatch: Any, *arguments: str, **machine: Any) -
     monkeypatch.setattr(validation, "stages_of", lambda plan, folder: seen.append(plan))
     out = tmp_path / "out"
     out.mkdir()
-    with pytest.raises(SystemExit) as caught:
-        cli.main(("validate-gpu", "--out", str(out), *arguments))
-    assert not caught.value.code
+    assert exit_code("validate-gpu", "--out", str(out), *arguments) == 0
     (plan,) = seen
     check(resolve_config(plan.model, plan.profile, plan.settings))
     check(resolve_config(plan.model, plan.other_profile, ("backend=tensorrt_llm", *plan.overrides)))
