@@ -67,6 +67,7 @@ finally:
 def test_a_closed_terminal_ends_a_command_with_its_cleanup(tmp_path: Path) -> None:
     pid, terminal = pty.fork()
     if not pid:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
         os.execv(sys.executable, [sys.executable, "-c", HANGS_UP, str(tmp_path)])
     wait_for((tmp_path / "begun").exists)  # no earlier: the terminal must not be closed within a message
     os.close(terminal)
