@@ -81,12 +81,13 @@ def num_cancelled(server: RunningServer) -> int:
 def settled_metrics(server: RunningServer, **more_than: float) -> dict[str, float]:
     """Metrics are entered a little after a request has ended, the engine's once a second: wait until those that are
     named have risen above a value, and all stand still. Names are without the prefix `lookahead_`."""
-    values, earlier = read_metrics(server.state.metrics_url), {}
-    deadline = time.monotonic() + PATIENCE_S
-    while values != earlier or not all(values[f"lookahead_{name}"] > value for name, value in more_than.items()):
+    values, since = read_metrics(server.state.metrics_url), time.monotonic()
+    deadline = since + PATIENCE_S
+    while time.monotonic() < since + 1.3 or not all(values[f"lookahead_{name}"] > n for name, n in more_than.items()):
         assert time.monotonic() < deadline, values
-        time.sleep(1.3)
-        values, earlier = read_metrics(server.state.metrics_url), values
+        time.sleep(0.2)
+        if (found := read_metrics(server.state.metrics_url)) != values:
+            values, since = found, time.monotonic()
     return values
 
 
