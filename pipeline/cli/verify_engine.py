@@ -77,7 +77,8 @@ def compare_in_process(
     prompts = first_prompts(opened.codec, rows, options.raw)
     if url is not None:
         require_server_of(url, prompts[0])  # first, because comparing in process takes minutes
-    reference, *contenders = [opened.contender(strategy) for strategy in strategies]
+    # Also where drafts do not pay: what is not verified proves nothing.
+    reference, *contenders = [opened.contender(strategy, always_drafts=True) for strategy in strategies]
     epsilon = epsilon_of(artifact.resolved.dtype, has_same_bits)
     num_passes = len(strategies) * (2 + (0 if url is None else 2) + logits) - 1
     with output.steps("comparing", 2 * len(prompts) * num_passes) as step:

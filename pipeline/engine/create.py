@@ -57,8 +57,9 @@ def create_scheduler(
     )
 
 
-def create_planner(artifact: Artifact) -> Planner:
-    """The planner of the artifact's profile. Raises BuildError if an adaptive planner has no cost curve."""
+def create_planner(artifact: Artifact, always_drafts: bool = False) -> Planner:
+    """The planner of the artifact's profile. always_drafts: see `AdaptivePlanner`. Raises BuildError if an adaptive
+    planner has no cost curve."""
     if artifact.resolved.profile.drafting.planner == "fixed":
         return FixedPlanner()
     stored = load_cost_curve(artifact)
@@ -68,7 +69,7 @@ def create_planner(artifact: Artifact) -> Planner:
             f"measure one with `lookahead bench --cost-curve --model {artifact.manifest.model} "
             f"--profile {artifact.manifest.profile}`, or use --set drafting.planner=fixed"
         )
-    return AdaptivePlanner(stored.curve)
+    return AdaptivePlanner(stored.curve, always_drafts)
 
 
 def artifact_vocabulary(artifact: Artifact, vocab_size: int) -> Vocabulary:

@@ -37,10 +37,10 @@ class InProcess:
         ended = bool(output_ids) and output_ids[-1] in self.end_ids
         return self.codec.decode(output_ids[:-1] if ended else output_ids)
 
-    def contender(self, strategy: str) -> SchedulerContender:
+    def contender(self, strategy: str, always_drafts: bool = False) -> SchedulerContender:
         """A strategy with its own draft sources. Its planner keeps the measured time of drafting, which is no learned
-        text."""
-        planner = create_planner(self.artifact)
+        text. always_drafts: see `AdaptivePlanner`."""
+        planner = create_planner(self.artifact, always_drafts)
         return SchedulerContender(
             strategy,
             lambda: create_scheduler(self.artifact, self.engine, compiler=self.compiler, planner=planner),

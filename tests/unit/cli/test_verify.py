@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.bench.contenders.contender import SchedulerContender
+from pipeline.bench.data.workload import Prompt
+from pipeline.bench.report.results import MeasuredRequest
+from pipeline.decoding.balance import DraftBalance
+from pipeline.decoding.request import GenerationRequest
 from pipeline.server import state as server_state
 from pipeline.server.state import ServerState
 from tests.command_line import exit_code
@@ -50,6 +55,26 @@ def test_rounding_explains_no_difference_in_the_lean_pass(
     for command in (["engine"], ["verify", "--quick", "--no-server"]):
         assert exit_code(*command, *words) == 0
     assert found == [expected]
+
+
+def test_drafts_are_verified_also_where_they_do_not_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass of a tiny model takes less time than drafting."""
+    monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path))
+    monkeypatch.setattr(DraftBalance, "pays", False)
+    num_drafts: dict[str, int] = {}
+
+    generate = SchedulerContender.generate
+
+    def counting(self: SchedulerContender, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
+        measured = generate(self, request, prompt)
+        num_drafts[self.name] = num_drafts.get(self.name, 0) + measured.draft_tokens
+        return measured
+
+    monkeypatch.setattr(SchedulerContender, "generate", counting)
+    words = ["--set=backend=torch", "--set=device=cpu", "--model=tiny-random-llama", "--num-prompts=1"]
+    assert exit_code("verify", "--no-server", "--strategies=trie", "--max-new-tokens=16", *words) == 0
+    assert num_drafts["trie"] > 0
+    assert num_drafts["none"] == 0
 
 
 def test_with_json_stdout_holds_nothing_else(

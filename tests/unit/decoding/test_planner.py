@@ -214,6 +214,10 @@ def test_in_a_batch_drafting_pays_if_all_sequences_together_gain() -> None:
         items = [each._replace(names=names, draft_seconds=0.06) for each in (good, bad)]
         planner.plan(items, 64)
     assert not planner.drafting_pays(names)
+    always = AdaptivePlanner(FLAT, always_drafts=True)
+    for _ in range(50):
+        always.plan(items, 64)
+    assert always.drafting_pays(names)
 
 
 def test_plain_sequences_have_no_balance() -> None:
