@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,31 +15,13 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from pipeline.errors import EngineError, RequestError, streamed_error
 from pipeline.gateway.spec import TRITON_GRPC_KEY
 from pipeline.repository.names import FRONT_MODEL
-from pipeline.response_stream import LEAVE_S, Departures, ResponseStream, read_all
+from pipeline.triton_grpc import CHANNEL, StreamCalls, infer_request, tensors_of
 from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.tensors import Array
 
-# Unlimited message lengths, because of long prompts; reconnection within half a second after a restart.
-_CHANNEL = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 500),
-]
-_DTYPES = {
-    np.dtype(np.int32): "INT32",
-    np.dtype(np.uint64): "UINT64",
-    np.dtype(np.float32): "FP32",
-    np.dtype(np.bool_): "BOOL",
-    np.dtype(np.object_): "BYTES",
-}
 _STOP = {"stop": np.asarray([[True]])}
 # Time limit for the answer of a server that hangs.
 _READY_S = 2.0
-# Size of the length field in front of each text of a tensor.
-_LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +41,9 @@ class TritonStream:
 
     def __init__(self, url: str, key: str = "") -> None:
         """url: host:port. key: Triton's access key; empty for none."""
-        self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL)
+        self._channel = grpc.aio.insecure_channel(url, options=CHANNEL)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._departures = Departures()
-        self._metadata = ((TRITON_GRPC_KEY, key),) if key else ()
+        self._calls = StreamCalls(self._stub, ((TRITON_GRPC_KEY, key),) if key else ())
 
     @property
     def cannot_be_reached(self) -> bool:
@@ -77,13 +59,8 @@ class TritonStream:
             return False
 
     async def close(self) -> None:
-        await self._departures.wait()
+        await self._calls.close()
         await self._channel.close()
-
-    async def _stop(self, request_id: str) -> None:
-        """Send the request that stops the request with this id."""
-        metadata = self._metadata
-        await read_all(self._stub.ModelStreamInfer([_request(_STOP, request_id)], metadata=metadata, timeout=LEAVE_S))
 
     async def generate(
         self, tensors: Mapping[str, Array], request_id: str, trace: Mapping[str, str]
@@ -95,24 +72,22 @@ class TritonStream:
         is shutting down, RuntimeError for an internal error of the server."""
         if TRACEPARENT in trace:
             tensors = {**tensors, TRACEPARENT: np.asarray([[trace[TRACEPARENT].encode()]], np.object_)}
-        metadata = (*self._metadata, *trace.items())
-        call = self._stub.ModelStreamInfer([_request(tensors, request_id)], metadata=metadata)
-        responses, last, failure = ResponseStream(call), None, None
+        request, stop = (infer_request(FRONT_MODEL, request_id, sent) for sent in (tensors, _STOP))
+        last, failure = None, None
         try:
-            async for response in responses:
-                if response.error_message:
-                    failure = streamed_error(response.error_message)
-                    continue
-                chunk = _chunk(response.infer_response)
-                # The last chunk is yielded, and an error raised, only after the end of the stream.
-                if chunk.finish_reason is None:
-                    yield chunk
-                else:
-                    last = chunk
+            async with aclosing(self._calls.responses(request, stop, tuple(trace.items()))) as responses:
+                async for response in responses:
+                    if response.error_message:
+                        failure = streamed_error(response.error_message)
+                        continue
+                    chunk = _chunk(tensors_of(response.infer_response))
+                    # The last chunk is yielded, and an error raised, only after the end of the stream.
+                    if chunk.finish_reason is None:
+                        yield chunk
+                    else:
+                        last = chunk
         except grpc.aio.AioRpcError as error:
             failure = failure or _call_error(error)
-        finally:
-            self._departures.begin(responses, lambda: self._stop(request_id))
         if failure is not None:
             raise failure
         if last is None:
@@ -120,41 +95,29 @@ class TritonStream:
         yield last
 
 
-def _request(tensors: Mapping[str, Array], request_id: str) -> Any:
-    request = service_pb2.ModelInferRequest(model_name=FRONT_MODEL, id=request_id)
-    for name, value in tensors.items():
-        request.inputs.add(name=name, datatype=_DTYPES[value.dtype], shape=value.shape)
-        if value.dtype == np.object_:
-            content = b"".join(len(item).to_bytes(_LENGTH_BYTES, "little") + item for item in value.flat)
-        else:
-            content = value.tobytes()
-        request.raw_input_contents.append(content)
-    return request
-
-
-def _chunk(response: Any) -> TokenChunk:
-    """Convert a ModelInferResponse. Its tensors of text have one element."""
-    found = {output.name: raw for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)}
+def _chunk(found: Mapping[str, Array]) -> TokenChunk:
+    """Convert the tensors of a response. Those of text have one element."""
     reason, statistics = found.get("finish_reason"), found.get("statistics")
-    token_ids = np.frombuffer(found.get("output_ids", b""), np.int32).tolist()
-    log_probs = np.frombuffer(found.get("output_log_probs", b""), np.float32).tolist()
-    top_ids = np.frombuffer(found.get("top_logprob_ids", b""), np.int32)
-    top = np.frombuffer(found.get("top_logprobs", b""), np.float32)
+    log_probs = _values(found, "output_log_probs")
     return TokenChunk(
-        token_ids,
-        None if reason is None else reason[_LENGTH_BYTES:].decode(),
-        None if statistics is None else json.loads(statistics[_LENGTH_BYTES:]),
+        _values(found, "output_ids"),
+        None if reason is None else reason.item().decode(),
+        None if statistics is None else json.loads(statistics.item()),
         tuple(log_probs),
-        _top(top_ids, top, len(log_probs)),
+        _top(found, len(log_probs)),
     )
 
 
-def _top(ids: Array, values: Array, num_tokens: int) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """Group the alternatives by token. ids, values: [num_tokens * alternatives]."""
-    if not ids.size:
+def _values(found: Mapping[str, Array], name: str) -> list[Any]:
+    return found[name].reshape(-1).tolist() if name in found else []
+
+
+def _top(found: Mapping[str, Array], num_tokens: int) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """The alternatives of each token, from tensors of [num_tokens, alternatives]."""
+    if "top_logprob_ids" not in found or not found["top_logprob_ids"].size:
         return ()
-    rows = zip(ids.reshape(num_tokens, -1).tolist(), values.reshape(num_tokens, -1).tolist(), strict=True)
-    return tuple(tuple(zip(*row, strict=True)) for row in rows)
+    rows = (found[name].reshape(num_tokens, -1).tolist() for name in ("top_logprob_ids", "top_logprobs"))
+    return tuple(tuple(zip(*row, strict=True)) for row in zip(*rows, strict=True))
 
 
 def _call_error(error: grpc.aio.AioRpcError) -> Exception:

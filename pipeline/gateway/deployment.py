@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -13,31 +13,31 @@ from tritonclient.grpc import service_pb2_grpc
 
 from pipeline.gateway.spec import TRITON_GRPC_KEY, TRITON_KEY_HEADER, DeploymentSpec, TritonSpec
 from pipeline.gateway.upstream import Upstream
-from pipeline.response_stream import Departures
+from pipeline.triton_grpc import CHANNEL, StreamCalls
 
 _UNDECIDED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 
 
 @dataclass(frozen=True, slots=True)
 class TritonGrpc:
-    """gRPC access to a Triton server. metadata: sent with every call."""
+    """gRPC access to a Triton server. metadata: sent with every call. streams: streamed calls."""
 
     channel: grpc.aio.Channel
     stub: Any
     metadata: tuple[tuple[str, str], ...]
+    streams: StreamCalls
 
 
 @dataclass(slots=True)
 class Deployment:
     """Triton servers and the OpenAI front end that uses them. http, grpc: access to each Triton server. num_running:
-    running requests. departures: gRPC calls of clients that have left."""
+    running requests."""
 
     spec: DeploymentSpec
     http: tuple[Upstream, ...]
     grpc: tuple[TritonGrpc, ...]
     openai: Upstream | None
     num_running: int = 0
-    departures: Departures = field(default_factory=Departures)
 
     async def triton(self) -> TritonGrpc:
         """The first Triton server that can be reached over gRPC; the first of all if none can."""
@@ -58,8 +58,8 @@ class Deployment:
             self.num_running -= 1
 
     async def close(self) -> None:
-        await self.departures.wait()
         for each in self.grpc:
+            await each.streams.close()
             await each.channel.close()
 
 
@@ -101,17 +101,6 @@ def create_deployment(spec: DeploymentSpec) -> Deployment:
 
 
 def _grpc_of(triton: TritonSpec) -> TritonGrpc:
-    channel = grpc.aio.insecure_channel(triton.grpc, options=_channel_options())
-    stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-    return TritonGrpc(channel, stub, ((TRITON_GRPC_KEY, triton.key),))
-
-
-def _channel_options() -> list[tuple[str, int]]:
-    """gRPC options of the channel to Triton: no proxy, messages of any length, fast reconnection after a restart."""
-    return [
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_receive_message_length", -1),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-    ]
+    channel = grpc.aio.insecure_channel(triton.grpc, options=CHANNEL)
+    stub, metadata = service_pb2_grpc.GRPCInferenceServiceStub(channel), ((TRITON_GRPC_KEY, triton.key),)
+    return TritonGrpc(channel, stub, metadata, StreamCalls(stub, metadata))

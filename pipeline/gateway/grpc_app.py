@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import Any
 
 import anyio
 import grpc
+import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.gateway.deployment import Deployment, Deployments, TritonGrpc
+from pipeline.gateway.deployment import Deployment, Deployments
 from pipeline.gateway.errors import refusal_of, unavailable
 from pipeline.gateway.grpc_message import check_request
 from pipeline.gateway.grpc_stream import Stream
@@ -21,7 +22,7 @@ from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import Tenant, Tenants, bearer_key
 from pipeline.request_ids import unique_id
-from pipeline.response_stream import LEAVE_S, ResponseStream, read_all
+from pipeline.triton_grpc import infer_request
 
 SERVICE = "inference.GRPCInferenceService"
 _HTTP_STATUS = {
@@ -129,21 +130,18 @@ class GrpcGateway:
         request."""
         longest_s, triton = self._spec.config.request_timeout_s, await deployment.triton()
         stop = self._stop_of(request, deployment)
-        # No deadline: Triton must not see a cancellation, see `response_stream`.
-        responses = ResponseStream(triton.stub.ModelStreamInfer([request], metadata=triton.metadata))
         try:
             with anyio.fail_after(longest_s):
-                async for answer in responses:
-                    if answer.error_message:
-                        answer.error_message = refusal_of(400, answer.error_message, secrets.token_hex(16)).sentence
-                    answer.infer_response.id = own_id
-                    await stream.put(answer)
+                async with aclosing(triton.streams.responses(request, stop)) as answers:
+                    async for answer in answers:
+                        if answer.error_message:
+                            answer.error_message = refusal_of(400, answer.error_message, secrets.token_hex(16)).sentence
+                        answer.infer_response.id = own_id
+                        await stream.put(answer)
         except grpc.aio.AioRpcError as error:
             stream.close(_refusal_of_rpc(error))
         except TimeoutError:
             stream.close(Refusal(504, f"a request took longer than {longest_s:g} s"))
-        finally:
-            deployment.departures.begin(responses, lambda: _stop(triton, stop))
 
     def _admitted(self, request: Any, tenant: Tenant, deployment: Deployment) -> ExitStack:
         """Check a request and count it as running until the result is closed. Raises Refusal."""
@@ -161,9 +159,7 @@ class GrpcGateway:
         if request.model_name not in deployment.spec.tenant_models or any(t.name == _STOP for t in request.inputs):
             return None
         request.id = unique_id(request.id)
-        stop = pb.ModelInferRequest(model_name=request.model_name, id=request.id, raw_input_contents=[b"\x01"])
-        stop.inputs.add(name=_STOP, datatype="BOOL", shape=[1, 1])
-        return stop
+        return infer_request(request.model_name, request.id, {_STOP: np.asarray([[True]])})
 
     def _tenant(self, context: Any) -> Tenant:
         metadata = dict(context.invocation_metadata() or ())
@@ -192,12 +188,6 @@ async def _refused(context: Any) -> AsyncIterator[None]:
 
 def _release(held: ExitStack, ended: asyncio.Task[None]) -> None:
     held.close()
-
-
-async def _stop(triton: TritonGrpc, stop: Any) -> None:
-    """Send the request that stops another one, if there is one."""
-    if stop is not None:
-        await read_all(triton.stub.ModelStreamInfer([stop], metadata=triton.metadata, timeout=LEAVE_S))
 
 
 def _refusal_of_rpc(error: grpc.aio.AioRpcError) -> Refusal:

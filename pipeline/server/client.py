@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from pipeline.errors import RequestError, ServerError
 from pipeline.gateway.errors import RESTARTING
 from pipeline.repository.names import FRONT_MODEL
-from pipeline.triton_models.stream_calls import infer_input
+from pipeline.triton_grpc import CHANNEL
 from pipeline.triton_models.tensors import Array
 from pipeline.triton_models.text_codec import check_text
 
@@ -31,12 +31,6 @@ _INT32 = range(-(1 << 31), 1 << 31)
 _DEAD_STREAM = "no longer in valid state"
 # gRPC's message about a server that answers with HTTP/1.
 _NO_GRPC = "Failed parsing HTTP/2"
-# These replace tritonclient's own options, which remove the limits on messages.
-_DIRECT = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-]
 Protocol = Literal["grpc", "http"]
 # Environment variable with the API key of the requests.
 KEY_VARIABLE = "LOOKAHEAD_API_KEY"
@@ -228,7 +222,7 @@ def _error_of_stream(answers: queue.Queue[tuple[Any, Exception | None]]) -> Exce
 
 @contextmanager
 def _grpc_client(url: str) -> Iterator[Any]:
-    client = triton.InferenceServerClient(url, channel_args=None if is_behind_proxy(url) else _DIRECT)
+    client = triton.InferenceServerClient(url, channel_args=None if is_behind_proxy(url) else CHANNEL)
     try:
         yield client
     finally:
@@ -237,7 +231,12 @@ def _grpc_client(url: str) -> Iterator[Any]:
 
 
 def _grpc_inputs(query: TextQuery) -> list[Any]:
-    return [infer_input(name, _array(name, value)) for name, value in query.sent().items()]
+    inputs = []
+    for name, value in query.sent().items():
+        array = _array(name, value)
+        inputs.append(triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+        inputs[-1].set_data_from_numpy(array)
+    return inputs
 
 
 def _check_value(name: str, value: Any) -> None:

@@ -6,24 +6,17 @@ threads of a model read streams of other models (docs/decisions/010).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 
 import grpc
-import tritonclient.grpc.aio as triton_grpc
-from tritonclient.utils import np_to_triton_dtype
+from tritonclient.grpc import service_pb2_grpc
 
-from pipeline.response_stream import Departures, ResponseStream
+from pipeline.triton_grpc import CHANNEL, StreamCalls, infer_request, tensors_of
 from pipeline.triton_models.model_calls import ModelCaller
 from pipeline.triton_models.own_server import GrpcAddress, own_address
 from pipeline.triton_models.tensors import Array, Tensors
 from pipeline.triton_models.triton import CallResponses, refusal
-
-_CHANNEL = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.enable_http_proxy", 0),  # the server is on this machine
-)
 
 
 class StreamingCaller(ModelCaller):
@@ -39,8 +32,8 @@ class StreamingCaller(ModelCaller):
         super().__init__(model, stop, kept)
         self._find_address = find_address
         self._address: GrpcAddress | None = None
-        self._client: triton_grpc.InferenceServerClient | None = None
-        self._departures = Departures()
+        self._channel: grpc.aio.Channel | None = None
+        self._calls: StreamCalls | None = None
 
     def connect(self) -> None:
         """Find the server's gRPC interface, which `stream` needs. Raises ServerError if there is no usable one."""
@@ -52,42 +45,26 @@ class StreamingCaller(ModelCaller):
         """Yield the outputs of each response as it arrives. Closing the generator early stops the request. Raises
         as `ModelCaller.call` does."""
         assert self._address is not None, "call connect first"
-        if self._client is None:  # a channel belongs to the event loop that opens it
-            self._client = triton_grpc.InferenceServerClient(self._address.url, channel_args=_CHANNEL)
-        request = {
-            "model_name": self._model,
-            "request_id": request_id,
-            "inputs": [infer_input(name, value) for name, value in tensors.items()],
-            "outputs": [triton_grpc.InferRequestedOutput(name) for name in outputs],
-        }
-        responses = ResponseStream(self._client.stream_infer(_only(request), headers=dict(self._address.headers)))
+        if self._calls is None:  # a channel belongs to the event loop that opens it
+            self._channel = grpc.aio.insecure_channel(self._address.url, options=CHANNEL)
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+            self._calls = StreamCalls(stub, tuple(self._address.headers.items()))
+        request, stop = (infer_request(self._model, request_id, sent, outputs) for sent in (tensors, self._stop))
         failure = None
         try:
-            async for result, error in responses:
-                if error is not None:
-                    failure = refusal(error.message())
-                else:
-                    yield {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+            async with aclosing(self._calls.responses(request, stop)) as responses:
+                async for response in responses:
+                    if response.error_message:
+                        failure = refusal(response.error_message)
+                    else:
+                        yield tensors_of(response.infer_response)
         except grpc.aio.AioRpcError as error:
             busy = error.code() is grpc.StatusCode.UNAVAILABLE
             failure = failure or refusal(error.details() or str(error.code()), busy)
-        finally:
-            self._departures.begin(responses, lambda: self.stop(outputs, request_id))
         if failure is not None:
             raise failure
 
     async def close(self) -> None:
-        await self._departures.wait()
-        if self._client is not None:
-            await self._client.close()
-
-
-async def _only(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    yield request
-
-
-def infer_input(name: str, value: Array) -> triton_grpc.InferInput:
-    """The input of a gRPC request."""
-    tensor = triton_grpc.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
-    tensor.set_data_from_numpy(value)
-    return tensor
+        if self._calls is not None and self._channel is not None:
+            await self._calls.close()
+            await self._channel.close()

@@ -13,7 +13,7 @@ import pipeline
 PACKAGE = Path(pipeline.__file__).parent
 # What any room may import, and each room with those it may import besides; `config.schema` is plain values that every
 # room may name.
-ANYWHERE = {"cache_folder", "errors", "files", "heap", "json_lines", "markdown", "request_ids", "response_stream"}
+ANYWHERE = {"cache_folder", "errors", "files", "heap", "json_lines", "markdown", "request_ids", "triton_grpc"}
 BUILD = {"config", "checkpoint", "decoding", "engine"}
 SERVE = BUILD | {"tuning", "repository", "triton_models", "gateway", "server"}
 BEFORE: dict[str, set[str]] = {

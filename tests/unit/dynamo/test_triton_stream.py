@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferResult, service_pb2
 
-from pipeline import response_stream
+from pipeline import triton_grpc
 from pipeline.dynamo import triton_stream
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError, RequestError
@@ -125,7 +125,7 @@ def test_a_refused_stream_is_read_to_its_end() -> None:
 @pytest.mark.parametrize("how", ["closed", "cancelled"])
 @pytest.mark.parametrize("obeys", [True, False])
 def test_a_request_that_nobody_waits_for_is_stopped_and_cancelled_only_if_it_goes_on(monkeypatch, how, obeys) -> None:
-    monkeypatch.setattr(response_stream, "LEAVE_S", PATIENCE_S if obeys else 0.1)
+    monkeypatch.setattr(triton_grpc, "LEAVE_S", PATIENCE_S if obeys else 0.1)
 
     async def leave(stream: TritonStream, triton: Triton) -> Triton:
         triton.obeys = obeys

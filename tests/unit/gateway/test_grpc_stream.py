@@ -13,7 +13,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from pipeline import response_stream
+from pipeline import triton_grpc
 from pipeline.config.schema import GatewayConfig
 from pipeline.gateway import grpc_app
 from pipeline.gateway.deployment import Deployments
@@ -70,7 +70,7 @@ def test_a_client_gets_its_own_id_back_and_the_server_one_that_no_other_has(requ
 
 @pytest.mark.parametrize("obeys", [True, False])
 def test_requests_of_a_client_that_leaves_are_stopped_and_cancelled_only_if_they_go_on(monkeypatch, obeys) -> None:
-    monkeypatch.setattr(response_stream, "LEAVE_S", PATIENCE_S if obeys else 0.2)
+    monkeypatch.setattr(triton_grpc, "LEAVE_S", PATIENCE_S if obeys else 0.2)
 
     async def leave() -> Triton:
         async with stream_to(response(output_ids=IDS), None, response()) as (stream, triton):

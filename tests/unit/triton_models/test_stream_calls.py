@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -21,15 +20,7 @@ from tests.unit.triton_stand_in import Triton, failed, response, serving
 IDS = np.asarray([[1, 2]], np.int32)
 
 
-class Stopping(StreamingCaller):
-    """Stops requests at the stand-in; outside a server there are no calls between models."""
-
-    def __init__(self, triton: Triton, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._triton = triton
-
-    async def stop(self, outputs: Sequence[str], request_id: str) -> None:
-        self._triton.stop(request_id)
+STOP = {"stop": np.asarray([[True]])}
 
 
 def streamed(*answers: Any, num_wanted: int | None = None) -> tuple[list[Any], Exception | None, Triton]:
@@ -39,7 +30,7 @@ def streamed(*answers: Any, num_wanted: int | None = None) -> tuple[list[Any], E
         found: list[Any] = []
         failure: Exception | None = None
         async with serving(*answers) as (triton, url):
-            caller = Stopping(triton, "engine", {}, CallResponses(), lambda: GrpcAddress(url, {"key": "secret"}))
+            caller = StreamingCaller("engine", STOP, CallResponses(), lambda: GrpcAddress(url, {"key": "secret"}))
             caller.connect()
             try:
                 async with aclosing(caller.stream({"input_ids": IDS}, ["output_ids"], "id")) as responses:

@@ -1,0 +1,140 @@
+"""Streamed calls to a Triton server over gRPC, which end early without a gRPC cancellation.
+
+Triton up to 2.56 mishandles a call that is cancelled while its request ends: it keeps the model loaded, so that the
+server does not shut down, or it uses freed memory (https://github.com/triton-inference-server/server/issues/8034). So
+an abandoned request is stopped by its id, and its stream is read to the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, triton_to_np_dtype
+
+# Options of a channel: no proxy, messages of any length, reconnection within half a second after a restart.
+CHANNEL = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+# Time limit for a stopped request to end. After it the call is cancelled.
+LEAVE_S = 2.0
+_LENGTH_BYTES = 4  # of the length in front of each text of a tensor
+_END = object()
+Metadata = Sequence[tuple[str, str]]
+
+
+class StreamCalls:
+    """Streamed calls to one server. stub: of Triton's service. metadata: sent with every call."""
+
+    def __init__(self, stub: Any, metadata: Metadata = ()) -> None:
+        self._stub = stub
+        self._metadata = metadata
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def responses(self, request: Any, stop: Any = None, metadata: Metadata = ()) -> AsyncGenerator[Any, None]:
+        """Yield the responses to a request. Closing the generator early sends `stop`, which stops the request, and
+        reads the other responses in the background. There is no deadline, which would cancel the call. Raises
+        grpc.aio.AioRpcError."""
+        responses = _Responses(self._stub.ModelStreamInfer([request], metadata=(*self._metadata, *metadata)))
+        try:
+            async for response in responses:
+                yield response
+        finally:
+            if not responses.is_over:
+                self._leaving.add(task := asyncio.create_task(responses.leave(self._send(stop))))
+                task.add_done_callback(self._leaving.discard)
+
+    async def close(self) -> None:
+        """Wait until all abandoned requests have ended."""
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+    async def _send(self, stop: Any) -> None:
+        if stop is not None:
+            async for _ in self._stub.ModelStreamInfer([stop], metadata=self._metadata, timeout=LEAVE_S):
+                pass
+
+
+class _Responses:
+    """The responses of a call. Cancelling the reader does not cancel the call, unlike with gRPC's own iteration.
+    is_over: whether all responses have been read or the call has failed."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._responses = aiter(call)
+        self._reading: asyncio.Future[Any] | None = None
+        self.is_over = False
+
+    def __aiter__(self) -> _Responses:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._next())
+            # asyncio would log an error that no reader takes because it has left.
+            self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        item = await asyncio.shield(self._reading)
+        self._reading = None
+        if item is _END:
+            raise StopAsyncIteration
+        return item
+
+    async def leave(self, stop: Any) -> None:
+        """Stop the request and read the remaining responses. stop: awaitable that stops it."""
+        try:
+            with suppress(grpc.aio.AioRpcError, asyncio.TimeoutError):
+                await stop
+                await asyncio.wait_for(self._read_all(), LEAVE_S)
+        finally:
+            if not self.is_over:
+                self._call.cancel()
+
+    async def _read_all(self) -> None:
+        async for _ in self:
+            pass
+
+    async def _next(self) -> Any:
+        try:
+            item = await anext(self._responses, _END)
+        except BaseException:
+            self.is_over = True
+            raise
+        self.is_over = item is _END
+        return item
+
+
+def infer_request(model: str, request_id: str, tensors: Mapping[str, Any], outputs: Sequence[str] = ()) -> Any:
+    """A ModelInferRequest. tensors: numpy arrays by name, texts as bytes. outputs: names of the requested outputs; all
+    if empty."""
+    request = pb.ModelInferRequest(model_name=model, id=request_id)
+    for name, value in tensors.items():
+        request.inputs.add(name=name, datatype=np_to_triton_dtype(value.dtype), shape=value.shape)
+        content = value.tobytes()
+        if value.dtype == np.object_:
+            content = b"".join(len(item).to_bytes(_LENGTH_BYTES, "little") + item for item in value.flat)
+        request.raw_input_contents.append(content)
+    for name in outputs:
+        request.outputs.add(name=name)
+    return request
+
+
+def tensors_of(response: Any) -> dict[str, Any]:
+    """Output tensors of a ModelInferResponse as numpy arrays."""
+    found = {}
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        if output.datatype == "BYTES":
+            values = deserialize_bytes_tensor(raw)
+        else:
+            values = np.frombuffer(raw, triton_to_np_dtype(output.datatype))
+        found[output.name] = values.reshape(output.shape)
+    return found
