@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import grpc
 import httpx
 import numpy as np
-import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.grpc import service_pb2_grpc
 
 from pipeline.errors import RequestError, ServerError
 from pipeline.gateway.errors import RESTARTING
 from pipeline.repository.names import FRONT_MODEL
-from pipeline.triton_grpc import CHANNEL
+from pipeline.triton_grpc import CHANNEL, infer_request, tensors_of
 from pipeline.triton_models.tensors import Array
 from pipeline.triton_models.text_codec import check_text
 
 _FLOATS = frozenset({"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"})
 _SEEDS = range(1 << 64)
+# gRPC's words about a server that speaks HTTP/1.
+_OF_HTTP = ("http1", "parsing HTTP/2")
+_PROXY = "grpc.enable_http_proxy"
 _INT32 = range(-(1 << 31), 1 << 31)
-# tritonclient's message for a stream that ended before a request could be sent over it.
-_DEAD_STREAM = "no longer in valid state"
-# gRPC's message about a server that answers with HTTP/1.
-_NO_GRPC = "Failed parsing HTTP/2"
 Protocol = Literal["grpc", "http"]
 # Environment variable with the API key of the requests.
 KEY_VARIABLE = "LOOKAHEAD_API_KEY"
@@ -185,58 +182,24 @@ def _stream_http(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextC
 
 
 def _stream_grpc(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextChunk]:
-    answers: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
-    with _grpc_client(url) as client:
-        client.start_stream(
-            lambda result, error: answers.put((result, error)), stream_timeout=timeout_s, headers=key_headers()
-        )
+    options = [(name, value) for name, value in CHANNEL if name != _PROXY or not is_behind_proxy(url)]
+    request = infer_request(FRONT_MODEL, "", {name: _array(name, value) for name, value in query.sent().items()})
+    failure: Exception | None = None
+    with grpc.insecure_channel(url, options=options) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        call = stub.ModelStreamInfer(iter([request]), timeout=timeout_s, metadata=tuple(key_headers().items()))
         try:
-            client.async_stream_infer(FRONT_MODEL, _grpc_inputs(query), enable_empty_final_response=True)
-        except InferenceServerException as dead:
-            # The stream has already ended, because nothing listens at the URL. The stream's own error has the reason.
-            raise _named_error(_error_of_stream(answers) or dead, url) from dead
-        while True:
-            try:
-                result, error = answers.get(timeout=timeout_s + 10)
-            except queue.Empty:
-                raise ServerError(f"{url} did not answer within {timeout_s:.0f} s.") from None
-            if error is not None:
-                client.stop_stream()  # without cancelling, see below
-                raise _named_error(error, url)
-            response = result.get_response()
-            if response.outputs:
-                yield _chunk_of_tensors({output.name: result.as_numpy(output.name) for output in response.outputs})
-            if response.parameters["triton_final_response"].bool_param:
-                # Cancelling a stream whose requests are all complete makes the server keep the model until it is
-                # killed; closing the stream does not.
-                client.stop_stream()
-                return
-
-
-def _error_of_stream(answers: queue.Queue[tuple[Any, Exception | None]]) -> Exception | None:
-    try:
-        return answers.get(timeout=1.0)[1]
-    except queue.Empty:
-        return None
-
-
-@contextmanager
-def _grpc_client(url: str) -> Iterator[Any]:
-    client = triton.InferenceServerClient(url, channel_args=None if is_behind_proxy(url) else CHANNEL)
-    try:
-        yield client
-    finally:
-        client.stop_stream(cancel_requests=True)
-        client.close()
-
-
-def _grpc_inputs(query: TextQuery) -> list[Any]:
-    inputs = []
-    for name, value in query.sent().items():
-        array = _array(name, value)
-        inputs.append(triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
-        inputs[-1].set_data_from_numpy(array)
-    return inputs
+            for answer in call:
+                if answer.error_message:  # raised after the end of the stream, see `triton_grpc`
+                    failure = RequestError(answer.error_message)
+                elif answer.infer_response.outputs:
+                    yield _chunk_of_tensors(tensors_of(answer.infer_response))
+        except grpc.RpcError as error:
+            failure = failure or _call_error(error, url)
+        finally:
+            call.cancel()  # without effect after the end
+    if failure is not None:
+        raise failure
 
 
 def _check_value(name: str, value: Any) -> None:
@@ -257,21 +220,18 @@ def _array(name: str, value: Any) -> Array:
     return np.asarray([row], np.uint64 if name == "seed" else dtype)
 
 
-def _named_error(error: Exception, url: str) -> Exception:
-    """Convert an error of a gRPC stream. An error of one request has no gRPC status; an error with a status ended the
-    stream."""
-    status = error.status() if isinstance(error, InferenceServerException) else None
-    if status == "StatusCode.DEADLINE_EXCEEDED":
+def _call_error(error: grpc.RpcError, url: str) -> ServerError:
+    """Error of a failed call."""
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return ServerError(f"{url} did not answer in time.")
-    if status == "StatusCode.UNAUTHENTICATED":
-        return ServerError(f"{url} refused the request: {error}. The commands take an API key from {KEY_VARIABLE}.")
-    if status is None and _DEAD_STREAM not in str(error):
-        return RequestError(str(error))
-    if _NO_GRPC in str(error):
-        return ServerError(f"{url} does not speak gRPC; for HTTP write http://{url}. See `lookahead status`.")
-    if RESTARTING in str(error):
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return ServerError(f"{url} refused the request: {details}. The commands take an API key from {KEY_VARIABLE}.")
+    if RESTARTING in details:
         return ServerError(f"{url}: {RESTARTING}.")
-    return ServerError(f"{url} cannot be reached: {error}. Is it running? See `lookahead status`.")
+    if any(words in details for words in _OF_HTTP):
+        return ServerError(f"{url} does not speak gRPC; for HTTP write http://{url}. See `lookahead status`.")
+    return ServerError(f"{url} cannot be reached: {details}. Is it running? See `lookahead status`.")
 
 
 def _chunk_of_json(answer: dict[str, Any]) -> TextChunk:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
-from tritonclient.utils import InferenceServerException
+from grpc import StatusCode
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipeline.errors import RequestError, ServerError
 from pipeline.gateway.errors import unavailable
@@ -28,28 +31,29 @@ def closed_port() -> Iterator[int]:
         yield int(taken.getsockname()[1])
 
 
-class BrokenClient:
-    """tritonclient's stream with the given errors: `reported` through the callback, `raised` by the call."""
+class Refusing(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Ends each stream with a status, or answers with an error."""
 
-    def __init__(self, reported: Exception | None, raised: Exception | None) -> None:
-        self._reported, self._raised = reported, raised
+    def __init__(self, code: grpc.StatusCode | None, sentence: str) -> None:
+        self._code, self._sentence = code, sentence
 
-    def start_stream(self, callback: Callable[[Any, Exception | None], None], **options: Any) -> None:
-        if self._reported is not None:
-            callback(None, self._reported)
-
-    def async_stream_infer(self, *arguments: Any, **keywords: Any) -> None:
-        if self._raised is not None:
-            raise self._raised
-
-    def stop_stream(self, cancel_requests: bool = False) -> None: ...
-
-    def close(self) -> None: ...
+    def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
+        assert len(list(requests)) == 1
+        if self._code is not None:
+            context.abort(self._code, self._sentence)
+        yield service_pb2.ModelStreamInferResponse(error_message=self._sentence)
 
 
-def answer_of(monkeypatch: pytest.MonkeyPatch, reported: Exception | None, raised: Exception | None) -> None:
-    monkeypatch.setattr(client.triton, "InferenceServerClient", lambda url, **options: BrokenClient(reported, raised))
-    complete(QUERY, "127.0.0.1:9", "grpc", timeout_s=PATIENCE_S)
+def answer_of(code: grpc.StatusCode | None, sentence: str) -> None:
+    """Send a request to a server that refuses it."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Refusing(code, sentence), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        complete(QUERY, f"127.0.0.1:{port}", "grpc", timeout_s=PATIENCE_S)
+    finally:
+        server.stop(None)
 
 
 def test_a_port_without_a_server_is_a_server_error_on_both_protocols(closed_port):
@@ -82,37 +86,33 @@ def test_a_proxy_is_asked_for_other_machines_only(monkeypatch, closed_port, prot
         accepting.join()
 
 
-def test_a_stream_that_is_dead_before_the_request_is_sent_is_a_server_error(monkeypatch):
-    dead = InferenceServerException("The stream is no longer in valid state, the error detail is reported through ...")
-    refused = InferenceServerException("connection refused", status="StatusCode.UNAVAILABLE")
-
-    with pytest.raises(ServerError, match=r"127.0.0.1:9 cannot be reached: .*connection refused"):
-        answer_of(monkeypatch, refused, dead)
-    with pytest.raises(ServerError, match=r"127.0.0.1:9 cannot be reached"):
-        answer_of(monkeypatch, None, dead)
+@pytest.mark.parametrize("code", [StatusCode.UNAVAILABLE, StatusCode.UNKNOWN, StatusCode.CANCELLED])
+def test_a_server_that_ends_while_it_answers_is_a_server_error(code):
+    with pytest.raises(ServerError, match=r"127.0.0.1:\d+ cannot be reached: .*gone"):
+        answer_of(code, "gone")
 
 
-@pytest.mark.parametrize("status", ["StatusCode.UNAVAILABLE", "StatusCode.UNKNOWN", "StatusCode.CANCELLED"])
-def test_a_server_that_ends_while_it_answers_is_a_server_error(monkeypatch, status):
-    with pytest.raises(ServerError, match=r"127.0.0.1:9 cannot be reached: .*gone"):
-        answer_of(monkeypatch, InferenceServerException("gone", status=status), None)
-
-
-def test_a_server_that_starts_again_is_not_called_unreachable(monkeypatch):
-    refusal = InferenceServerException(str(unavailable()), status="StatusCode.UNAVAILABLE")
-    with pytest.raises(ServerError, match=r"127.0.0.1:9: the server is starting again") as caught:
-        answer_of(monkeypatch, refusal, None)
+def test_a_server_that_starts_again_is_not_called_unreachable():
+    with pytest.raises(ServerError, match=r"127.0.0.1:\d+: the server is starting again") as caught:
+        answer_of(StatusCode.UNAVAILABLE, str(unavailable()))
     assert "reached" not in str(caught.value)
 
 
-def test_a_deadline_is_a_server_error_that_says_so(monkeypatch):
+def test_a_deadline_is_a_server_error_that_says_so():
     with pytest.raises(ServerError, match="did not answer in time"):
-        answer_of(monkeypatch, InferenceServerException("late", status="StatusCode.DEADLINE_EXCEEDED"), None)
+        answer_of(StatusCode.DEADLINE_EXCEEDED, "late")
 
 
-def test_a_refused_request_is_a_request_error_with_the_servers_sentence(monkeypatch):
+def test_a_missing_key_names_the_variable():
+    with pytest.raises(
+        ServerError, match=r"an API key is needed\. The commands take an API key from LOOKAHEAD_API_KEY"
+    ):
+        answer_of(StatusCode.UNAUTHENTICATED, "an API key is needed")
+
+
+def test_a_refused_request_is_a_request_error_with_the_servers_sentence():
     with pytest.raises(RequestError, match=r"^max_tokens is 0$"):
-        answer_of(monkeypatch, InferenceServerException("max_tokens is 0"), None)
+        answer_of(None, "max_tokens is 0")
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
