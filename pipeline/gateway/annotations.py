@@ -30,18 +30,6 @@ TOOLS = "tools"
 NUM_DRAFT_TOKENS = "num_draft_tokens"
 # Whether the last chunk holds the request's draft statistics.
 STATISTICS = "draft_statistics"
-NAMES = (
-    STRATEGY,
-    PREDICTION,
-    NAMESPACE,
-    MAX_TOKENS,
-    LOGIT_BIAS,
-    GUIDE_TYPE,
-    GUIDE,
-    TOOLS,
-    NUM_DRAFT_TOKENS,
-    STATISTICS,
-)
 # Field of `nvext` that the front end forwards from the worker to the client.
 ENGINE_DATA = "engine_data"
 # Member of ENGINE_DATA: draft statistics of a request in vLLM's format.
@@ -60,9 +48,8 @@ def annotation(name: str, value: str) -> str:
 
 
 def read_annotations(annotations: Sequence[str]) -> dict[str, str]:
-    """Options by name, without annotations of unknown names. The last value of a repeated name wins."""
-    pairs = (text.partition(":") for text in annotations)
-    return {name: value for name, _, value in pairs if name in NAMES}
+    """Options by name, unknown ones too. The last value of a repeated name wins."""
+    return {name: value for name, _, value in (text.partition(":") for text in annotations)}
 
 
 def regex_of_choices(choices: Sequence[str]) -> str:

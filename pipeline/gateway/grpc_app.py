@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import ExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.gateway.deployment import Deployment, Deployments
-from pipeline.gateway.errors import refusal_of, unavailable
+from pipeline.gateway.errors import logger, refusal_of, unavailable
 from pipeline.gateway.grpc_message import check_request
-from pipeline.gateway.grpc_stream import Stream
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import Tenant, Tenants, bearer_key
@@ -34,6 +34,8 @@ _HTTP_STATUS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: 413,
     grpc.StatusCode.FAILED_PRECONDITION: 400,
 }
+# Responses that wait for a client to read them. While there are as many, nothing further is read for that client.
+_MAX_ANSWERS = 64
 # Longest response that is forwarded.
 _MAX_ANSWER_BYTES = 1 << 30
 # Input of a request that stops the requests with the same id.
@@ -94,7 +96,7 @@ class GrpcGateway:
 
     async def _stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """Forward requests and responses as they arrive. Responses to different requests come in any order."""
-        stream = Stream()
+        stream = _Stream()
         async with _refused(context):
             tenant = self._tenant(context)
             reading = stream.run(self._read(requests, stream, tenant))
@@ -108,7 +110,7 @@ class GrpcGateway:
                 # A client's disconnection must not cancel the clean-up.
                 await asyncio.shield(asyncio.ensure_future(stream.end()))
 
-    async def _read(self, requests: AsyncIterator[Any], stream: Stream, tenant: Tenant) -> None:
+    async def _read(self, requests: AsyncIterator[Any], stream: _Stream, tenant: Tenant) -> None:
         """Serve each request of a client in a task of its own, and end the stream after the last one."""
         tasks: list[asyncio.Task[None]] = []
         async for request in requests:
@@ -125,7 +127,7 @@ class GrpcGateway:
             await asyncio.wait(tasks)
         await stream.put(None)
 
-    async def _serve(self, request: Any, own_id: str, stream: Stream, deployment: Deployment) -> None:
+    async def _serve(self, request: Any, own_id: str, stream: _Stream, deployment: Deployment) -> None:
         """Forward the responses to one request, over an upstream call of its own. own_id: the client's id of the
         request."""
         longest_s, triton = self._spec.config.request_timeout_s, await deployment.triton()
@@ -170,6 +172,49 @@ class GrpcGateway:
         remaining = context.time_remaining()
         longest = self._spec.config.request_timeout_s
         return longest if remaining is None else min(remaining, longest)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A client's stream. tasks: see `run`. answers: responses and refusals for the client; None ends the stream.
+    is_closed: whether later answers are dropped."""
+
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    answers: asyncio.Queue[Any] = field(default_factory=partial(asyncio.Queue, _MAX_ANSWERS))
+    is_closed: bool = False
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task of the stream. If it fails, the stream ends with an error."""
+
+        def check(task: asyncio.Task[None]) -> None:
+            self.tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.error("a gRPC stream failed", exc_info=error)
+                self.close(Refusal(500, "the gateway failed on this stream; its log says why"))
+
+        self.tasks.add(task := asyncio.ensure_future(work))
+        task.add_done_callback(check)
+        return task
+
+    async def put(self, answer: Any) -> None:
+        """Add an answer as soon as there is room for it."""
+        if not self.is_closed:
+            await self.answers.put(answer)
+
+    def close(self, refusal: Refusal | None = None) -> None:
+        """End the stream without the answers that the client has not read. Tasks that wait for room continue."""
+        self.is_closed = True
+        while not self.answers.empty():
+            self.answers.get_nowait()
+        self.answers.put_nowait(refusal)
+
+    async def end(self) -> None:
+        """Cancel all tasks and wait for their end."""
+        self.close()
+        tasks = list(self.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager

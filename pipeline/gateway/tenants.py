@@ -128,8 +128,7 @@ class Tenants:
         limit of the output of one choice; None counts as max_seq_len. num_choices: of all prompts; each counts as a
         request. Raises Refusal: 429 at a tenant's limit, 503 at the server's limit, 400 for a request that alone
         exceeds a limit."""
-        limit = tenant.max_concurrent_requests if self._by_hash else self._max_concurrent_requests
-        limit = min(limit, self._max_concurrent_requests)
+        limit = min(tenant.max_concurrent_requests, self._max_concurrent_requests)
         if num_choices > limit:
             raise Refusal(
                 400, f"the request has {num_choices} choices; each counts as a request, and {limit} at once are allowed"
