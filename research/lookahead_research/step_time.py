@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from lookahead_research.known_outputs import ReplayRow
 from lookahead_research.recorded_engine import RecordedEngine
 from lookahead_research.recorded_rows import RecordedRows
@@ -19,6 +21,7 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import Submission
+from pipeline.errors import UserError
 
 SOURCES = (TrieDraftConfig(), RecyclingDraftConfig(), SuppliedDraftConfig())
 LOOKAHEAD = LookaheadConfig(max_window_size=1, max_ngram_size=1, max_verification_set_size=0)
@@ -46,7 +49,9 @@ def measure_step_time(
     batch_size: int,
     repeats: int = 3,
 ) -> StepTime:
-    """Serve known outputs under `hybrid` with a scheduler over a `RecordedEngine`."""
+    """Serve known outputs under `hybrid` with a scheduler over a `RecordedEngine`. Raises UserError if the rows are of
+    another engine than the outputs."""
+    _check_outputs(rows, recorded)
     times: list[float] = []
     tokens = steps = 0
     for _ in range(repeats):
@@ -75,3 +80,13 @@ def measure_step_time(
         tokens = sum(len(result.output_ids) for result in results)
         times.append(seconds / steps)
     return StepTime(budget, batch_size, steps, tokens / steps, 1e3 * min(times))
+
+
+def _check_outputs(rows: Sequence[ReplayRow], recorded: Sequence[RecordedRows]) -> None:
+    for number, (row, own) in enumerate(zip(rows, recorded, strict=True), 1):
+        best, _ = own.rows(np.arange(len(row.prompt_ids), len(own.text)) - 1, 1)
+        if (other := np.flatnonzero(best[:, 0] != row.output_ids)).size:
+            raise UserError(
+                f"Token {other[0] + 1} of output {number} is not the most probable one of the recorded rows. Record "
+                "rows with the model, dtype and quantization of the outputs."
+            )
