@@ -34,11 +34,17 @@ class AtRunTime(ast.NodeTransformer):
         return None if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else self.generic_visit(node)
 
 
+@functools.cache
+def at_run_time(path: Path) -> ast.Module:
+    module: ast.Module = AtRunTime().visit(ast.parse(path.read_text(encoding="utf-8")))
+    return module
+
+
 def imported(paths: Iterable[Path], in_functions: bool = True) -> set[str]:
     """Modules that files import at run time: top level names of others' code."""
     names: set[str] = set()
     for path in paths:
-        module = AtRunTime().visit(ast.parse(path.read_text(encoding="utf-8")))
+        module = at_run_time(path)
         for node in ast.walk(module) if in_functions else module.body:
             if isinstance(node, ast.ImportFrom) and node.module:
                 names.add(node.module.split(".")[0])
