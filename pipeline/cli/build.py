@@ -122,7 +122,7 @@ def repo(
     else:
         with output.working("building the engine and the repository") as note:
             folder = prepare(resolved, places(), target, note).repository
-        models = tuple(check_repository(folder))
+        models = check_repository(folder)
     if as_json:
         output.print_json({"folder": str(folder), "models": list(models)})
     else:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
+from pipeline.gateway.generate_body import Types
 from pipeline.gateway.spec import TRITON_GRPC_KEY, TRITON_KEY_HEADER, DeploymentSpec, TritonSpec
 from pipeline.gateway.upstream import Upstream
 from pipeline.triton_grpc import CHANNEL, StreamCalls
@@ -30,13 +31,14 @@ class TritonGrpc:
 
 @dataclass(slots=True)
 class Deployment:
-    """Triton servers and the OpenAI front end that uses them. http, grpc: access to each Triton server. num_running:
-    running requests."""
+    """Triton servers and the OpenAI front end that uses them. http, grpc: access to each Triton server. known_types:
+    cached datatypes of inputs, by model. num_running: running requests."""
 
     spec: DeploymentSpec
     http: tuple[Upstream, ...]
     grpc: tuple[TritonGrpc, ...]
     openai: Upstream | None
+    known_types: dict[str, Types] = field(default_factory=dict)
     num_running: int = 0
 
     async def triton(self) -> TritonGrpc:

@@ -69,6 +69,11 @@ def positive(value: Any) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
+def types_of(metadata: Json) -> Types:
+    """Datatype of each input in a model's metadata."""
+    return {tensor["name"]: tensor["datatype"] for tensor in metadata["inputs"]}
+
+
 def check_types(value: Json, types: Types) -> None:
     """Raise Refusal (400) for a value that its tensor cannot hold."""
     for name in value.keys() & types.keys():

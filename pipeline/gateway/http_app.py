@@ -14,12 +14,12 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from pipeline.gateway.bodies import Disconnected, read_body
+from pipeline.gateway.bodies import Disconnected, parse_json, read_body
 from pipeline.gateway.deployment import Deployment, Deployments
 from pipeline.gateway.errors import logger, refusal_of, text_of_body, unavailable, unknown_model
 from pipeline.gateway.forward import forward
 from pipeline.gateway.front_end import Asked
-from pipeline.gateway.generate_body import checked_generate
+from pipeline.gateway.generate_body import Types, checked_generate, types_of
 from pipeline.gateway.infer_body import checked_infer
 from pipeline.gateway.metrics_page import metrics_page
 from pipeline.gateway.openai_body import checked_openai
@@ -167,7 +167,7 @@ class HttpGateway:
         deployment = self._deployments.current
         with deployment.in_use():
             path = _path(request, deployment, f"/{verb}")
-            types = deployment.spec.public_models[request.path_params["model"]]
+            types = await self._types(deployment, request.path_params["model"], request_id)
             headers = JSON | trace_headers(request)
             if verb == "infer":
                 checked = checked_infer(body, request.headers.get(HEADER_LENGTH), tenant, types)
@@ -178,6 +178,15 @@ class HttpGateway:
             onward = Onward(deployment.http, "POST", path, checked.body, headers, timeout_s, request_id)
             with self._tenants.admit(tenant, len(body), checked.max_tokens, deployment.spec.max_seq_len):
                 await forward(self._transport, onward, request.receive, answer, tenant.prefix)
+
+    async def _types(self, deployment: Deployment, model: str, request_id: str) -> Types:
+        """Datatypes of a model's inputs, cached."""
+        if model not in deployment.known_types:
+            status, body = await self._ask(deployment.http, f"/v2/models/{model}", request_id)
+            if status != 200:
+                raise unavailable()
+            deployment.known_types[model] = types_of(parse_json(body))
+        return deployment.known_types[model]
 
     async def _ask(self, targets: Sequence[Upstream], path: str, request_id: str) -> tuple[int, bytes]:
         """Status and body of the response to a request of the gateway. Raises Refusal (503) if there is none."""

@@ -33,9 +33,7 @@ class DeploymentSpec(Frozen):
     openai_http: str | None = Field(description="host:port of the OpenAI front end; None without an OpenAI API.")
     model: str = Field(description="Name of the model that the OpenAI front end serves.")
     tool_call_parser: str | None = Field(None, description="Dynamo's parser of the model's tool calls.")
-    public_models: dict[str, dict[str, str]] = Field(
-        description="Triton models that clients may call, and the datatypes of their inputs."
-    )
+    public_models: tuple[str, ...] = Field(description="Triton models that clients may call.")
     tenant_models: tuple[str, ...] = Field(description="Public models with the inputs `namespace` and `stop`.")
     max_seq_len: int = Field(description="Limit of prompt and output of one sequence, in tokens.")
 

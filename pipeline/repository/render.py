@@ -85,14 +85,12 @@ def vocab_size(engine_dir: Path) -> int:
     raise RepositoryError(f"{path} states no vocab_size. Build the engine again with --force.")
 
 
-def check_repository(folder: Path) -> dict[str, pb.ModelConfig]:
-    """Configs of the models in a rendered repository by name. Raises RepositoryError if there are none or one cannot be
-    read."""
+def check_repository(folder: Path) -> tuple[str, ...]:
+    """Names of the models in a rendered repository. Raises RepositoryError if there are none or one cannot be read."""
     paths = sorted(folder.glob(f"*/{CONFIG}"))
     if not paths:
         raise RepositoryError(f"There is no model repository in {folder}. Render it with `lookahead repo`.")
-    configs = map(model_config.read, paths)
-    return {config.name: config for config in configs}
+    return tuple(model_config.read(path).name for path in paths)
 
 
 def _write_model(config: pb.ModelConfig, source: Path, folder: Path) -> None:

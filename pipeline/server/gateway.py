@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tritonclient.grpc import model_config_pb2 as pb
-
 from pipeline.config.places import CODE
 from pipeline.config.schema import ResolvedConfig
 from pipeline.config.threads import NUM_THREADS
@@ -70,22 +68,15 @@ def deployment_spec(
     """Addresses and models of the servers behind a gateway. front_end: port of the OpenAI front end on the loopback
     device."""
     models, server = check_repository(repository), resolved.profile.server
-    public = tuple(models) if server.gateway.inner_models else public_models(tuple(models), not server.api_keys)
     return DeploymentSpec(
         tritons=tuple(tritons),
         openai_http=None if front_end is None else f"{LOOPBACK}:{front_end}",
         model=resolved.model.name,
         tool_call_parser=resolved.model.tool_call_parser,
-        public_models={name: _input_types(models[name]) for name in public},
+        public_models=models if server.gateway.inner_models else public_models(models, not server.api_keys),
         tenant_models=(FRONT_MODEL, STOCK_FRONT_MODEL),
         max_seq_len=resolved.profile.engine.max_seq_len,
     )
-
-
-def _input_types(config: pb.ModelConfig) -> dict[str, str]:
-    """Datatypes of a model's inputs, as Triton's protocol names them."""
-    types = {tensor.name: pb.DataType.Name(tensor.data_type).removeprefix("TYPE_") for tensor in config.input}
-    return {name: "BYTES" if kind == "STRING" else kind for name, kind in types.items()}
 
 
 def set_replicas(run_dir: Path, replicas: Sequence[ServerState]) -> None:

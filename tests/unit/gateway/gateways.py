@@ -26,7 +26,7 @@ GENERATE = "/v2/models/lookahead_bls/generate"
 STREAM = "/v2/models/lookahead_bls/generate_stream"
 INFER = "/v2/models/lookahead_bls/infer"
 MAX_SEQ_LEN = 100
-TYPES = {"namespace": "BYTES", "max_tokens": "INT32"}
+METADATA = {"inputs": [{"name": n, "datatype": d} for n, d in (("namespace", "BYTES"), ("max_tokens", "INT32"))]}
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
@@ -49,7 +49,7 @@ def deployment_of(number: int = 1) -> DeploymentSpec:
         tritons=(TritonSpec(http=f"triton:{number}", grpc="triton:2", metrics="triton:4", key="secret"),),
         openai_http=f"front:{number}",
         model="m",
-        public_models={"lookahead_bls": TYPES},
+        public_models=("lookahead_bls",),
         tenant_models=("lookahead_bls", "tensorrt_llm_bls"),
         max_seq_len=MAX_SEQ_LEN,
     )
@@ -70,13 +70,16 @@ def spec_of(*keys: ApiKey, **config: Any) -> GatewaySpec:
 
 
 class Behind:
-    """A server behind a gateway: records requests and sends the given answers."""
+    """A server behind a gateway: records requests and sends the given answers, except to the gateway's question for a
+    model's metadata, which it answers with `METADATA`."""
 
     def __init__(self, answer: Handler) -> None:
         self.requests: list[httpx.Request] = []
         self.answer = answer
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "GET" and request.url.path == "/v2/models/lookahead_bls":
+            return httpx.Response(200, json=METADATA)
         self.requests.append(request)
         return self.answer(request)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.gateway.generate_body import check_types
+from pipeline.gateway.generate_body import check_types, types_of
 from pipeline.gateway.refusal import Refusal
 
-TYPES = {"text": "BYTES", "count": "INT32", "seed": "UINT64", "heat": "FP32", "flag": "BOOL"}
+DATATYPES = {"text": "BYTES", "count": "INT32", "seed": "UINT64", "heat": "FP32", "flag": "BOOL"}
+TYPES = types_of({"inputs": [{"name": n, "datatype": d, "shape": [-1, 1]} for n, d in DATATYPES.items()]})
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_every_model_and_profile_renders_configs_that_keep_the_contract(tmp_path
     repository = tmp_path / "out"
     render(resolved, fake_artifact(tmp_path / "artifact", resolved), repository, places().home / "triton_repo")
 
-    assert list(check_repository(repository)) == sorted(SERVED)
+    assert check_repository(repository) == tuple(sorted(SERVED))
     for name in SERVED:
         config = parsed(repository / name)
         contract = model_contract(CONTRACT_OF[name])
