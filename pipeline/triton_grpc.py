@@ -17,14 +17,19 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, triton_to_np_dtype
 
-# Options of a channel: no proxy, messages of any length, reconnection within half a second after a restart.
+# Options of a channel: no proxy, messages of any length.
 CHANNEL = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
+]
+# Options of a channel that outlives its server: reconnection within half a second after a restart. gRPC's "minimum" is
+# the time limit of an attempt to connect: a busy machine needs seconds, and a server that hangs never answers.
+LASTING_CHANNEL = [
+    *CHANNEL,
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 5000),
 ]
 # Time limit for a stopped request to end. After it the call is cancelled.
 LEAVE_S = 2.0

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from pipeline.errors import EngineError, RequestError, streamed_error
 from pipeline.gateway.spec import TRITON_GRPC_KEY
 from pipeline.repository.names import FRONT_MODEL
-from pipeline.triton_grpc import CHANNEL, StreamCalls, infer_request, tensors_of
+from pipeline.triton_grpc import LASTING_CHANNEL, StreamCalls, infer_request, tensors_of
 from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.tensors import Array
 
@@ -41,7 +41,7 @@ class TritonStream:
 
     def __init__(self, url: str, key: str = "") -> None:
         """url: host:port. key: Triton's access key; empty for none."""
-        self._channel = grpc.aio.insecure_channel(url, options=CHANNEL)
+        self._channel = grpc.aio.insecure_channel(url, options=LASTING_CHANNEL)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._calls = StreamCalls(self._stub, ((TRITON_GRPC_KEY, key),) if key else ())
 

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2_grpc
 from pipeline.gateway.generate_body import Types
 from pipeline.gateway.spec import TRITON_GRPC_KEY, TRITON_KEY_HEADER, DeploymentSpec, TritonSpec
 from pipeline.gateway.upstream import Upstream
-from pipeline.triton_grpc import CHANNEL, StreamCalls
+from pipeline.triton_grpc import LASTING_CHANNEL, StreamCalls
 
 _UNDECIDED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 
@@ -103,6 +103,6 @@ def create_deployment(spec: DeploymentSpec) -> Deployment:
 
 
 def _grpc_of(triton: TritonSpec) -> TritonGrpc:
-    channel = grpc.aio.insecure_channel(triton.grpc, options=CHANNEL)
+    channel = grpc.aio.insecure_channel(triton.grpc, options=LASTING_CHANNEL)
     stub, metadata = service_pb2_grpc.GRPCInferenceServiceStub(channel), ((TRITON_GRPC_KEY, triton.key),)
     return TritonGrpc(channel, stub, metadata, StreamCalls(stub, metadata))

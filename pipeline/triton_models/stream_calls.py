@@ -12,7 +12,7 @@ from contextlib import aclosing
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from pipeline.triton_grpc import CHANNEL, StreamCalls, infer_request, tensors_of
+from pipeline.triton_grpc import LASTING_CHANNEL, StreamCalls, infer_request, tensors_of
 from pipeline.triton_models.model_calls import ModelCaller
 from pipeline.triton_models.own_server import GrpcAddress, own_address
 from pipeline.triton_models.tensors import Array, Tensors
@@ -46,7 +46,7 @@ class StreamingCaller(ModelCaller):
         as `ModelCaller.call` does."""
         assert self._address is not None, "call connect first"
         if self._calls is None:  # a channel belongs to the event loop that opens it
-            self._channel = grpc.aio.insecure_channel(self._address.url, options=CHANNEL)
+            self._channel = grpc.aio.insecure_channel(self._address.url, options=LASTING_CHANNEL)
             stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
             self._calls = StreamCalls(stub, tuple(self._address.headers.items()))
         request, stop = (infer_request(self._model, request_id, sent, outputs) for sent in (tensors, self._stop))

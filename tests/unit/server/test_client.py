@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -44,16 +46,22 @@ class Refusing(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         yield service_pb2.ModelStreamInferResponse(error_message=self._sentence)
 
 
-def answer_of(code: grpc.StatusCode | None, sentence: str) -> None:
-    """Send a request to a server that refuses it."""
+@contextmanager
+def serving_grpc(refusing: Refusing) -> Iterator[int]:
     server = grpc.server(ThreadPoolExecutor(1))
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Refusing(code, sentence), server)
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(refusing, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        complete(QUERY, f"127.0.0.1:{port}", "grpc", timeout_s=PATIENCE_S)
+        yield port
     finally:
         server.stop(None)
+
+
+def answer_of(code: grpc.StatusCode | None, sentence: str) -> None:
+    """Send a request to a server that refuses it."""
+    with serving_grpc(Refusing(code, sentence)) as port:
+        complete(QUERY, f"127.0.0.1:{port}", "grpc", timeout_s=PATIENCE_S)
 
 
 def test_a_port_without_a_server_is_a_server_error_on_both_protocols(closed_port):
@@ -61,6 +69,28 @@ def test_a_port_without_a_server_is_a_server_error_on_both_protocols(closed_port
         complete(QUERY, f"127.0.0.1:{closed_port}", "grpc", timeout_s=PATIENCE_S)
     with pytest.raises(ServerError, match="cannot be reached"):
         complete(QUERY, f"http://127.0.0.1:{closed_port}", "http", timeout_s=PATIENCE_S)
+
+
+def test_a_server_that_accepts_a_connection_late_is_reached():
+    """As one behind a slow network, or a gateway that waits for the processor."""
+    with socket.create_server(("127.0.0.1", 0)) as late, serving_grpc(Refusing(None, "it was reached")) as port:
+
+        def forward() -> None:
+            there = late.accept()[0]
+            time.sleep(0.3)
+            here = socket.create_connection(("127.0.0.1", port))
+            threading.Thread(target=copy, args=(here, there), daemon=True).start()
+            copy(there, here)
+
+        threading.Thread(target=forward, daemon=True).start()
+        with pytest.raises(RequestError, match="it was reached"):
+            complete(QUERY, f"127.0.0.1:{late.getsockname()[1]}", "grpc", timeout_s=PATIENCE_S)
+
+
+def copy(source: socket.socket, target: socket.socket) -> None:
+    while data := source.recv(1 << 16):
+        target.sendall(data)
+    target.close()
 
 
 def test_the_port_of_http_is_named_as_such():
