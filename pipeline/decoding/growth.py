@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.decoding.compiled import compiled, inlined, int64
+from pipeline.decoding.compiled import compiled, inlined, int64, subkernel
 from pipeline.decoding.continuations import ContinuationTable, extend_key, last_tokens, slot_of
 from pipeline.decoding.first_rows import FirstRows
 from pipeline.decoding.mixing import OTHERS, learn, mixed_probability
@@ -53,6 +53,28 @@ class Grown(NamedTuple):
     num_fixed: int
 
 
+class _Nodes(NamedTuple):
+    """Nodes under growth. Node 0 is the root. The others are those of the proposals and every candidate that a table
+    named.
+
+    token, parent, depth: of a node. first_child, next_sibling: children as linked lists, -1 at the end.
+    path_probability: product of the mixed probabilities from the root. channel_probs, num_orders: see `Grown`. fixed:
+    see `Proposals`. rank: position in the grown tree, -1 if not taken. size: [1] number of nodes.
+    """
+
+    token: IntArray
+    parent: IntArray
+    depth: IntArray
+    first_child: IntArray
+    next_sibling: IntArray
+    path_probability: FloatArray
+    channel_probs: FloatArray
+    num_orders: IntArray
+    fixed: BoolArray
+    rank: IntArray
+    size: IntArray
+
+
 @compiled
 def learn_from_step(weights: FloatArray, grown: Grown, verified: IntArray, accepted: BoolArray, rate: float) -> None:
     """Update weights [sets, channels + 1, 3] with every verified node whose parent was accepted. verified: [n] negative
@@ -77,176 +99,174 @@ def grow(
     """Grow the tree. context: [len] tokens up to the root. table_key: `namespace_key` of the request. table_channel:
     channel of the table's first order; the channel of the first rows follows that of the last order. weights:
     [orders + 1, channels + 1, 3] see `mixed_probability`."""
-    total = len(proposals.token_ids)
-    orders, capacity, width = table.ids.shape
-    num_channels = weights.shape[1] - 1
-    room = 1 + total + (max_nodes + 1) * (orders * width + first_rows.ids.shape[1])
-    # Index 0 is the root; children hang on linked lists.
-    token = np.empty(room, np.int32)
-    parent = np.empty(room, np.int32)
-    depth = np.zeros(room, np.int32)
-    first_child = np.full(room, -1, np.int32)
-    next_sibling = np.full(room, -1, np.int32)
-    path_probability = np.zeros(room, np.float32)
-    channel_probs = np.zeros((room, num_channels), np.float32)
-    fixed = np.zeros(room, np.bool_)
-    rank = np.full(room, -1, np.int32)
-    num_orders = np.zeros(room, np.int32)
-    path_probability[0] = 1.0
-    parent[0] = -1
-    size = 1
-
-    merged = np.empty(total, np.int32)
-    for node in range(total):
-        above = 0 if proposals.parents[node] < 0 else merged[proposals.parents[node]]
-        child = _child_of(token, parent, depth, first_child, next_sibling, size, above, proposals.token_ids[node])
-        size = max(size, child + 1)
-        merged[node] = child
-        channel_probs[child, proposals.channels[node]] = max(
-            channel_probs[child, proposals.channels[node]], proposals.conditionals[node]
-        )
-        fixed[child] |= proposals.fixed[node]
-
+    orders, _, width = table.ids.shape
+    room = 1 + len(proposals.token_ids) + (max_nodes + 1) * (orders * width + first_rows.ids.shape[1])
+    nodes = _new_nodes(room, weights.shape[1] - 1)
+    merged = np.empty(len(proposals.token_ids), np.int32)
+    _merge(nodes, proposals, merged)
+    end_of_proposals = nodes.size[0]
+    last = np.empty(orders, np.int32)
     taken = np.empty(max_nodes, np.int32)
+    num_taken = num_fixed = 0
     # Candidates: minus the path probability, and the node.
     heap = [(np.float32(-1.0), 0)]
     heap.clear()
-    num_taken = 0
-    last = np.empty(orders, np.int32)
-    current = 0
-    next_fixed = 1
-    num_fixed = 0
+    current = next_fixed = 0
     while True:
-        # Expand the node taken last: collect its candidate children and estimate their probabilities.
-        may_go_on = depth[current] < max_depth
-        if may_go_on or fixed[current]:
-            known = last_tokens(token, parent, current, 0, context, last)
-            key = table_key
-            num_known = 0
-            for order in range(known):
-                key = extend_key(key, last[order])
-                slot = slot_of(key, capacity)
-                if table.keys[order, slot] != key:
-                    break
-                num_known += 1
-                for k in range(width):
-                    candidate = table.ids[order, slot, k]
-                    if candidate < 0:
-                        break
-                    child = _child_of(token, parent, depth, first_child, next_sibling, size, current, candidate)
-                    size = max(size, child + 1)
-                    channel_probs[child, table_channel + order] = table.probs[order, slot, k]
-            if known and last[0] < len(first_rows.ids):
-                for k in range(first_rows.ids.shape[1]):
-                    candidate = first_rows.ids[last[0], k]
-                    if candidate < 0:
-                        break
-                    child = _child_of(token, parent, depth, first_child, next_sibling, size, current, candidate)
-                    size = max(size, child + 1)
-                    channel_probs[child, table_channel + orders] = first_rows.probs[last[0], k]
-            _rate(
-                first_child[current],
-                next_sibling,
-                channel_probs,
-                weights[num_known],
-                path_probability[current],
-                path_probability,
-            )
-            child = first_child[current]
+        may_go_on = nodes.depth[current] < max_depth
+        if may_go_on or nodes.fixed[current]:
+            known = last_tokens(nodes.token, nodes.parent, current, 0, context, last)
+            num_orders = _name_continuations(nodes, current, table, table_key, table_channel, last[:known])
+            _name_first_row(nodes, current, first_rows, table_channel + orders, last[:known])
+            _rate_children(nodes, current, num_orders, weights[num_orders])
+        if may_go_on:
+            child = nodes.first_child[current]
             while child >= 0:
-                num_orders[child] = num_known
-                if may_go_on and not fixed[child]:
-                    heappush(heap, (-path_probability[child], int64(child)))
-                child = next_sibling[child]
+                if not nodes.fixed[child]:
+                    heappush(heap, (-nodes.path_probability[child], int64(child)))
+                child = nodes.next_sibling[child]
         if num_taken >= max_nodes:
             break
-        while next_fixed < size and not fixed[next_fixed]:
+        next_fixed += 1
+        while next_fixed < end_of_proposals and not nodes.fixed[next_fixed]:
             next_fixed += 1
-        if next_fixed < size and next_fixed <= total:
+        if next_fixed < end_of_proposals:
             current = next_fixed
-            next_fixed += 1
             num_fixed += 1
         elif heap:
             current = heappop(heap)[1]
         else:
             break
-        rank[current] = num_taken
+        nodes.rank[current] = num_taken
         taken[num_taken] = current
         num_taken += 1
+    return _grown(nodes, taken[:num_taken], merged, num_fixed)
 
-    chosen = taken[:num_taken]
-    out_parents = np.empty(num_taken, np.int32)
-    for index in range(num_taken):
-        above = parent[chosen[index]]
-        out_parents[index] = -1 if above == 0 else rank[above]
-    places = np.empty(total, np.int32)
-    for node in range(total):
-        places[node] = rank[merged[node]]
+
+@inlined
+def _new_nodes(room: int, num_channels: int) -> _Nodes:
+    """Arrays for `room` nodes, with the root."""
+    nodes = _Nodes(
+        np.empty(room, np.int32),
+        np.empty(room, np.int32),
+        np.zeros(room, np.int32),
+        np.full(room, -1, np.int32),
+        np.full(room, -1, np.int32),
+        np.zeros(room, np.float32),
+        np.zeros((room, num_channels), np.float32),
+        np.zeros(room, np.int32),
+        np.zeros(room, np.bool_),
+        np.full(room, -1, np.int32),
+        np.ones(1, np.int32),
+    )
+    nodes.parent[0] = -1
+    nodes.path_probability[0] = 1.0
+    return nodes
+
+
+@subkernel
+def _merge(nodes: _Nodes, proposals: Proposals, merged: IntArray) -> None:
+    """Add the proposed nodes, equal paths once. Fills merged [total] with the node of each."""
+    for index in range(len(merged)):
+        above = 0 if proposals.parents[index] < 0 else merged[proposals.parents[index]]
+        node = _child_of(nodes, above, proposals.token_ids[index])
+        channel = proposals.channels[index]
+        nodes.channel_probs[node, channel] = max(nodes.channel_probs[node, channel], proposals.conditionals[index])
+        nodes.fixed[node] |= proposals.fixed[index]
+        merged[index] = node
+
+
+@subkernel
+def _name_continuations(
+    nodes: _Nodes, above: int, table: ContinuationTable, key: np.uint64, channel: int, last: IntArray
+) -> int:
+    """Add the table's candidates below a node. last: [known] tokens that end at the node, latest first. Returns the
+    number of orders with an entry."""
+    for order in range(len(last)):
+        key = extend_key(key, last[order])
+        slot = slot_of(key, table.keys.shape[1])
+        if table.keys[order, slot] != key:
+            return order
+        _name_row(nodes, above, table.ids[order, slot], table.probs[order, slot], channel + order)
+    return len(last)
+
+
+@subkernel
+def _name_first_row(nodes: _Nodes, above: int, first_rows: FirstRows, channel: int, last: IntArray) -> None:
+    """Add the candidates of the first row of a node's token."""
+    if len(last) and last[0] < len(first_rows.ids):
+        _name_row(nodes, above, first_rows.ids[last[0]], first_rows.probs[last[0]], channel)
+
+
+@subkernel
+def _name_row(nodes: _Nodes, above: int, ids: IntArray, probs: FloatArray, channel: int) -> None:
+    """Add candidates below a node. ids: [k], -1 after the last one. probs: [k]."""
+    for rank in range(len(ids)):
+        if ids[rank] < 0:
+            break
+        nodes.channel_probs[_child_of(nodes, above, ids[rank]), channel] = probs[rank]
+
+
+@subkernel
+def _child_of(nodes: _Nodes, above: int, token: int) -> int:
+    """The child of node `above` with a token, added if there is none."""
+    child = nodes.first_child[above]
+    while child >= 0 and nodes.token[child] != token:
+        child = nodes.next_sibling[child]
+    if child < 0:
+        child = nodes.size[0]
+        nodes.size[0] += 1
+        nodes.token[child] = token
+        nodes.parent[child] = above
+        nodes.depth[child] = nodes.depth[above] + 1
+        nodes.next_sibling[child] = nodes.first_child[above]
+        nodes.first_child[above] = child
+    return child
+
+
+@subkernel
+def _rate_children(nodes: _Nodes, above: int, num_orders: int, weights: FloatArray) -> None:
+    """Estimate the path probabilities of a node's children. num_orders: orders with an entry after the node. weights:
+    see `mixed_probability`."""
+    first = nodes.first_child[above]
+    for channel in range(nodes.channel_probs.shape[1]):
+        has_data = False
+        child = first
+        while child >= 0 and not has_data:
+            has_data = nodes.channel_probs[child, channel] > 0
+            child = nodes.next_sibling[child]
+        child = first
+        while has_data and child >= 0:
+            if nodes.channel_probs[child, channel] == 0:
+                nodes.channel_probs[child, channel] = OTHERS
+            child = nodes.next_sibling[child]
+    mass = 0.0
+    child = first
+    while child >= 0:
+        nodes.num_orders[child] = num_orders
+        nodes.path_probability[child] = mixed_probability(nodes.channel_probs[child], weights)
+        mass += nodes.path_probability[child]
+        child = nodes.next_sibling[child]
+    scale = nodes.path_probability[above] / max(mass, 1.0)
+    child = first
+    while child >= 0:
+        nodes.path_probability[child] *= scale
+        child = nodes.next_sibling[child]
+
+
+@inlined
+def _grown(nodes: _Nodes, taken: IntArray, merged: IntArray, num_fixed: int) -> Grown:
+    """The tree of the nodes that were taken, in this order. merged: see `_merge`."""
+    parents = np.empty(len(taken), np.int32)
+    for index in range(len(taken)):
+        above = nodes.parent[taken[index]]
+        parents[index] = -1 if above == 0 else nodes.rank[above]
     return Grown(
-        token[chosen],
-        out_parents,
-        path_probability[chosen],
-        channel_probs[chosen],
-        num_orders[chosen],
-        places,
+        nodes.token[taken],
+        parents,
+        nodes.path_probability[taken],
+        nodes.channel_probs[taken],
+        nodes.num_orders[taken],
+        nodes.rank[merged],
         num_fixed,
     )
-
-
-@inlined
-def _child_of(
-    token: IntArray,
-    parent: IntArray,
-    depth: IntArray,
-    first_child: IntArray,
-    next_sibling: IntArray,
-    size: int,
-    above: int,
-    wanted: int,
-) -> int:
-    """The child of node `above` with token `wanted`. If there is none, creates it with index `size`."""
-    found = first_child[above]
-    while found >= 0 and token[found] != wanted:
-        found = next_sibling[found]
-    if found < 0:
-        found = size
-        token[found] = wanted
-        parent[found] = above
-        depth[found] = depth[above] + 1
-        next_sibling[found] = first_child[above]
-        first_child[above] = found
-    return found
-
-
-@inlined
-def _rate(
-    first: int,
-    next_sibling: IntArray,
-    channel_probs: FloatArray,
-    weights: FloatArray,
-    above: float,
-    probability: FloatArray,
-) -> None:
-    """Estimate the path probability of each sibling from `first` on. above: path probability of their parent."""
-    for channel in range(channel_probs.shape[1]):
-        has_data = False
-        each = first
-        while each >= 0 and not has_data:
-            has_data = channel_probs[each, channel] > 0
-            each = next_sibling[each]
-        each = first
-        while has_data and each >= 0:
-            if channel_probs[each, channel] == 0:
-                channel_probs[each, channel] = OTHERS
-            each = next_sibling[each]
-    mass = 0.0
-    each = first
-    while each >= 0:
-        probability[each] = mixed_probability(channel_probs[each], weights)
-        mass += probability[each]
-        each = next_sibling[each]
-    scale = above / max(mass, 1.0)
-    each = first
-    while each >= 0:
-        probability[each] *= scale
-        each = next_sibling[each]
