@@ -24,9 +24,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from pipeline.server.companions import changing_state, end_companion, kill_marked, load_state
-from pipeline.server.log import LOG, write_end, write_restart
+from pipeline.server.log import LOG, limit_size, write_end, write_restart
 from pipeline.server.processes import make_private, remove_environments, remove_shm, start_time
 from pipeline.server.watch import HangWatch, ModelWatch
 
@@ -141,17 +142,17 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
         signal.signal(number, lambda number, frame: None)
     log.write_bytes(b"")
-    end, code, num_restarts = _End(), 1, 0
+    end, code, num_restarts, output = _End(), 1, 0, log.open("ab")
     fds = [wake_read, sys.stdin.fileno()]
     recent: list[float] = []  # times of restarts
     try:
         while True:
             try:
-                server = _start(spec)
+                server = _start(spec, output)
             except OSError as error:
                 end = _End(f"{spec.command[0]} cannot be run: {error.strerror}")
                 return 1
-            end = _wait_for_end(server, fds, spec)
+            end = _wait_for_end(server, fds, spec, output)
             code = _stop(server, end.patience)
             now = time.monotonic()
             recent = [when for when in recent if now - when < spec.restart_window_s]
@@ -179,19 +180,18 @@ def record_restart(state_path: Path, number: int, reason: str) -> None:
             state |= {"restarts": number, "restart_reason": reason}
 
 
-def _start(spec: GuardSpec) -> subprocess.Popen[bytes]:
+def _start(spec: GuardSpec, log: BinaryIO) -> subprocess.Popen[bytes]:
     for name, target in spec.links.items():
         Path(name).symlink_to(target)
-    with Path(spec.folder, LOG).open("ab") as log:
-        return subprocess.Popen(
-            spec.command,
-            env=dict(spec.environment),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_prepare_child,
-        )
+    return subprocess.Popen(
+        spec.command,
+        env=dict(spec.environment),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=_prepare_child,
+    )
 
 
 def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
@@ -224,8 +224,9 @@ class _End:
     restart: bool = False
 
 
-def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSpec) -> _End:
-    """Wait until the server ends or should end. fds: wake-up of signals, and standard input until it is released."""
+def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSpec, log: BinaryIO) -> _End:
+    """Wait until the server ends or should end. fds: wake-up of signals, and standard input until it is released. log:
+    of the server."""
     wake_fd = fds[0]
     watch = HangWatch(spec.server_id, spec.url, spec.hang_seconds)
     models = ModelWatch(spec.server_id)
@@ -245,10 +246,13 @@ def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSp
         if how := watch.hangs():
             return _End(how if is_ready else f"{how} before it was ready", restart=True)
         make_private(spec.server_id)
+        limit_size(log)
         # Before it is ready, a server that loses a model's process logs the reason and ends by itself.
         if dead := models.dead_models(_CRIPPLED_SECONDS if is_ready else spec.hang_seconds):
             processes = "process of the model" if len(dead) == 1 else "processes of the models"
-            return _End(f"the {processes} {', '.join(dead)} died; was there too little memory?", restart=True)
+            return _End(
+                f"the {processes} {', '.join(dead)} died; the log may say why, else memory was too small", restart=True
+            )
 
 
 def _how(code: int) -> str:

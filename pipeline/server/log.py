@@ -7,11 +7,17 @@ overwriting it. Standard library only, because the guard uses it.
 
 from __future__ import annotations
 
+import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 LOG = "server.log"
 KEPT_LOGS = 3
+# Size at which the log of a running server begins again. Clients can cause lines, so it would otherwise fill the disk.
+MAX_LOG_BYTES = 32 << 20
+_OLD_LOG = f"{LOG}.old"
 _STOPPED = "lookahead: the server was stopped"
 _END_BYTES = 400
 
@@ -29,6 +35,15 @@ def _append(path: Path, line: str) -> None:
     """Append a line, unless the disk is full: a server must be restarted and cleaned up all the same."""
     with suppress(OSError), path.open("a", encoding="utf-8") as file:
         file.write(f"\n{line}\n")
+
+
+def limit_size(log: BinaryIO) -> None:
+    """Empty a log that has become too long, after a copy to `server.log.old`. log: opened to append, as by its writers,
+    which then continue at the beginning."""
+    if os.fstat(log.fileno()).st_size > MAX_LOG_BYTES:
+        with suppress(OSError):  # a full disk, or a removed folder
+            shutil.copy(f"/proc/self/fd/{log.fileno()}", Path(log.name).with_name(_OLD_LOG))
+        log.truncate(0)
 
 
 def was_stopped(path: Path) -> bool:

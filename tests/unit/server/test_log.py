@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.files import log_tail
-from pipeline.server.log import KEPT_LOGS, LOG, crash_log, keep_previous, kept_log, was_stopped, write_end
+from pipeline.server import log as module
+from pipeline.server.log import KEPT_LOGS, LOG, crash_log, keep_previous, kept_log, limit_size, was_stopped, write_end
 
 
 def write(folder: Path, text: str, stopped: bool | None) -> None:
@@ -61,3 +62,26 @@ def test_what_the_server_itself_writes_is_not_taken_for_its_end(tmp_path):
     write(tmp_path, "lookahead: the server was stopped (a prompt that a model printed)\nmore\n", None)
     assert not was_stopped(tmp_path / LOG)
     assert log_tail(tmp_path / LOG, 1) == "more"
+
+
+@pytest.mark.parametrize("lost", ["nothing", "file", "folder"])
+def test_the_log_of_a_running_server_is_bounded_also_if_it_was_removed(tmp_path, monkeypatch, lost):
+    monkeypatch.setattr(module, "MAX_LOG_BYTES", 10)
+    path = tmp_path / "run" / LOG
+    path.parent.mkdir()
+    with path.open("ab") as log, path.open("ab", buffering=0) as writer:
+        writer.write(b"short\n")
+        limit_size(log)
+        assert path.read_bytes() == b"short\n"
+        writer.write(b"too long\n")
+        if lost != "nothing":
+            path.unlink()
+        if lost == "folder":
+            path.parent.rmdir()
+        limit_size(log)
+        writer.write(b"goes on\n")
+
+        with open(f"/proc/self/fd/{log.fileno()}", "rb") as written:
+            assert written.read() == b"goes on\n"
+    if lost != "folder":
+        assert (path.parent / f"{LOG}.old").read_bytes() == b"short\ntoo long\n"
