@@ -76,6 +76,8 @@ class Scheduler:
         self._thread: threading.Thread | None = None
         # Start of the last pass, in nanoseconds since 1970, for receivers of its events.
         self.pass_started_ns = 0
+        # An object per step while it runs, for `PassWatch`.
+        self.running_step: object | None = None
 
     def submit(self, submission: Submission, on_event: OnEvent) -> None:
         """Queue a request. The scheduler's thread calls on_event after every step of it; the last event is `done`.
@@ -129,10 +131,12 @@ class Scheduler:
 
     def step(self) -> None:
         """Run one pass over the engine, if a request needs one."""
+        self.running_step = object()
         try:
             self._pass()
         finally:
             self._learn()
+            self.running_step = None
 
     def _pass(self) -> None:
         self._apply_cancellations()

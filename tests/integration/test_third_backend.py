@@ -16,11 +16,12 @@ from pipeline.config.resolution import resolve_config
 from pipeline.decoding.request import GenerationRequest, as_token_ids
 from pipeline.engine.create import create_scheduler
 from pipeline.engine.submission import Submission
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ServerError
 from pipeline.server.startup import prepare
+from pipeline.server.state import find_server, is_ready
 from tests.integration.servers import ask, running
-from tests.servers import FREE_PORTS
-from tests.third_backend.lookup_backend import OFFSET
+from tests.servers import FREE_PORTS, wait_for
+from tests.third_backend.lookup_backend import HANGS, OFFSET
 
 SOURCE = Path(__file__).parents[1] / "third_backend" / "lookup_backend.py"
 PROFILE = """
@@ -53,12 +54,19 @@ def test_a_table_is_served(installed: None, where: Places, tmp_path: Path) -> No
     profile = tmp_path / "alphabet.yaml"
     profile.write_text(PROFILE)
     assert backend_names()[-1] == "lookup"
-    resolved = resolve_config("tiny-random-llama", str(profile), FREE_PORTS, where=where)
-    served = prepare(resolved, where)
+    settings = (*FREE_PORTS, "server.gateway.request_timeout_s=15")
+    served = prepare(resolve_config("tiny-random-llama", str(profile), settings, where=where), where)
     with running(served, where, tmp_path / "run") as server:
         for strategy in ("none", "hybrid"):
             answer = ask(server, text_input="x", max_tokens=30, strategy=strategy)
             assert answer.text == "yz" + "abcdefghijklmnopqrstuvwxyz" + "ab"
+        # A pass that never ends: the request fails at its time limit, and the server is started again.
+        with pytest.raises(ServerError, match="did not answer in time"):
+            ask(server, text_input=HANGS)
+        wait_for(lambda: (state := find_server(tmp_path / "run")) is not None and state.restarts == 1)
+        wait_for(lambda: is_ready(server.state))
+        assert ask(server, text_input="x", max_tokens=2).text == "yz"
+        assert "_verify_one" in server.log_path.read_text()
     engine = open_in_process(served.artifact).engine
     request = GenerationRequest("in-process", as_token_ids([ord("x") + OFFSET]), max_new_tokens=3)
     (result,) = create_scheduler(served.artifact, engine).run([Submission(request, "hybrid")])

@@ -21,6 +21,7 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.artifact import load_artifact
 from pipeline.engine.backend import backend_of
 from pipeline.engine.create import create_scheduler
+from pipeline.engine.pass_watch import CHECK_PERIOD_S, PassWatch
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.engine.traits import Mode
 from pipeline.errors import RequestError, UserError
@@ -33,8 +34,6 @@ from pipeline.triton_models.sequences import num_sequences, sequence_of
 from pipeline.triton_models.spans import tracer_of
 from pipeline.triton_models.tensors import Tensors, flag
 from pipeline.triton_models.triton import Client, drop_requests, error_response, parameter, tensors_of
-
-METRICS_PERIOD_S = 1.0
 
 
 @dataclass(slots=True)
@@ -68,6 +67,7 @@ class TritonPythonModel:
         self._scheduler.run([Submission(warmup, "auto")])
         folder = Path(parameter(config, "artifact_dir"))
         self._learned = LearnedState(self._scheduler.drafter, drafting, folder, places().cache, "engine")
+        self._passes = PassWatch(self._scheduler, artifact.resolved.profile.server.gateway.request_timeout_s)
         self._scheduler.start()
         self._keys = itertools.count()
         self._requests: dict[int, _Request] = {}
@@ -193,11 +193,13 @@ class TritonPythonModel:
         self._cancel(request)
 
     def _watch_clients(self, period_s: float) -> None:
-        """Until the model closes: cancel requests of disconnected clients, record metrics, save the learned state."""
+        """Until the model closes: cancel requests of disconnected clients, record metrics, save the learned state, and
+        detect a step that never ends."""
         entered = time.monotonic()
         while not self._closing.wait(period_s):
-            if time.monotonic() - entered > METRICS_PERIOD_S:
+            if time.monotonic() - entered > CHECK_PERIOD_S:
                 entered = time.monotonic()
+                self._passes.check()
                 self._metrics.record(self._engine.reuse, self._num_abandoned)
                 # The scheduler runs meanwhile. Tables have no pointers, so a mixture of two steps is harmless.
                 self._learned.save_if_due()
