@@ -6,9 +6,9 @@ most probable first, and stops where expected tokens per second are highest. So 
 capacity, small under load, and empty when drafts do not pay. The time of prompts in a pass does not count, because it
 is the same for every plan.
 
-A plan depends on its arguments alone. It does not explore: sources learn from all emitted text, drafted or not, and
-passes with spare capacity verify even improbable nodes. Whether sequences draft at all depends on earlier passes too,
-because the time of drafting is spent before a plan is made (see `balance`)."""
+The times of earlier passes correct the curve (see `cost_correction`). They also decide whether sequences draft at all,
+because the time of drafting is spent before a plan is made (see `balance`). A plan does not explore: sources learn from
+all emitted text, drafted or not, and passes with spare capacity verify even improbable nodes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pipeline.decoding.balance import DraftBalance
 from pipeline.decoding.compiled import compiled
 from pipeline.decoding.cost import CostCurve, Times
+from pipeline.decoding.cost_correction import CostCorrection
 from pipeline.decoding.tree import EMPTY_TREE, BoolArray, DraftTree, FloatArray, IntArray, select_nodes
 
 
@@ -48,6 +49,9 @@ class Planner(Protocol):
         """One tree per item, a subtree of the item's own. max_num_tokens: limit of the pass, including pending
         tokens."""
 
+    def record(self, seconds: float) -> None:
+        """Take the time of the pass of the last plan."""
+
 
 class FixedPlanner:
     """Selects all nodes, or the most probable ones of all sequences if the pass cannot hold all."""
@@ -62,6 +66,9 @@ class FixedPlanner:
         choice = _choice(items, _fitting_windows(items, room))
         return _trees(items, choice, max(room - choice.num_fixed, 0))
 
+    def record(self, seconds: float) -> None:
+        pass
+
 
 class AdaptivePlanner:
     """Selects the number of nodes with the most expected tokens per second."""
@@ -71,11 +78,15 @@ class AdaptivePlanner:
         self._curve = curve
         self._always_drafts = always_drafts
         self._balances: defaultdict[frozenset[str], DraftBalance] = defaultdict(DraftBalance)
+        self._correction = CostCorrection()
+        # Times by the curve, of the planned pass and without its drafts. None if its time cannot correct the curve.
+        self._planned: tuple[float, float] | None = None
 
     def drafting_pays(self, names: frozenset[str]) -> bool:
         return self._always_drafts or self._balances[names].pays
 
     def plan(self, items: Sequence[PlanItem], max_num_tokens: int) -> list[DraftTree]:
+        self._planned = None
         if all(item.draft_seconds is None and not len(item.tree) for item in items):
             for names in _counted(items):
                 self._balances[names].wait()
@@ -88,7 +99,8 @@ class AdaptivePlanner:
         times = self._curve.seconds_up_to(pending + num_nodes, len(items), context_len)
         # Times of passes with 0, 1, 2 ... nodes, as if they held decoding steps only: the time of prompts is spent in
         # any case, and an accepted draft saves a decoding step.
-        times = times[pending:] - times[pending] + times[max(certain, 1)]
+        curve = times[pending:] - times[pending] + times[max(certain, 1)]
+        times = self._correction.corrected(curve)
         plain = certain / times[0]
         choice = _choice(items, _fitting_windows(items, room))
         rate, count = _best(choice, certain, times)
@@ -98,6 +110,8 @@ class AdaptivePlanner:
             choice = _choice(items, [False] * len(items))
             rate, count = _best(choice, certain, times)
         trees = _trees(items, choice, count) if rate > plain else [EMPTY_TREE] * len(items)
+        if pending == certain:  # without prompts
+            self._planned = float(curve[sum(map(len, trees))]), float(curve[0])
         for names in _counted(items):
             seconds = [item.draft_seconds for item in items if item.names == names and item.draft_seconds is not None]
             if seconds:
@@ -106,6 +120,11 @@ class AdaptivePlanner:
             else:
                 self._balances[names].wait()
         return trees
+
+    def record(self, seconds: float) -> None:
+        if self._planned is not None:
+            expected, plain = self._planned
+            self._correction.record(expected / plain - 1, seconds / plain)
 
 
 def _counted(items: Sequence[PlanItem]) -> set[frozenset[str]]:

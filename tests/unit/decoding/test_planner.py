@@ -220,6 +220,39 @@ def test_in_a_batch_drafting_pays_if_all_sequences_together_gain() -> None:
     assert always.drafting_pays(names)
 
 
+def test_measured_passes_correct_the_curve() -> None:
+    """By the curve a draft takes a twentieth of a plain pass, but it takes a whole one."""
+    planner = AdaptivePlanner(cost_curve([(1, 1, 0, 0.100), (11, 1, 0, 0.150)]))
+    assert [len(tree) for tree in planner.plan([item(0.4, 0.2, 0.1)], 64)] == [3]
+    for number in range(100):
+        (sent,) = planner.plan([item(*[0.9] * (number % 3))._replace(draft_seconds=0.0)], 64)
+        planner.record(0.1 + 0.1 * len(sent))
+    assert planner.plan([item(0.4, 0.2, 0.1)], 64) == [EMPTY_TREE]
+
+
+def test_the_time_of_drafting_is_compared_with_the_measured_time_of_a_pass() -> None:
+    """On a busy machine drafting takes longer, and so does a pass."""
+    names, planner = frozenset({"trie"}), AdaptivePlanner(FLAT)
+    for _ in range(20):
+        planner.plan([item(0.5)], 64)
+        planner.record(10.0)
+    for _ in range(50):
+        planner.plan([item(0.5)._replace(names=names, draft_seconds=1.0)], 64)
+        planner.record(10.0)
+    assert planner.drafting_pays(names)
+
+
+def test_passes_with_prompts_and_without_a_plan_do_not_correct_the_curve() -> None:
+    planner = AdaptivePlanner(FLAT)
+    for _ in range(50):
+        planner.plan([item(0.5), item(0.5)._replace(num_pending=100, yields_token=False)], 1000)
+        planner.record(50.0)
+        planner.plan([PlanItem(EMPTY_TREE, 1, 100)], 64)
+        planner.record(50.0)
+    assert [len(tree) for tree in planner.plan([item(0.5)], 64)] == [1]
+    assert planner._correction.corrected(np.ones(2)).tolist() == [1, 1]
+
+
 def test_plain_sequences_have_no_balance() -> None:
     planner = AdaptivePlanner(FLAT)
     assert planner.plan([PlanItem(EMPTY_TREE, 1, 100)], 64) == [EMPTY_TREE]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +17,7 @@ from pipeline.decoding.session import Session
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource
 from pipeline.decoding.tree import DraftTree, IntArray, chain
+from pipeline.engine.contract import NodeLogits, VerifyItem
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent, Submission
 from tests.fakes import VOCAB_SIZE, HostileSource, cost_curve, make_request, plain_decode, table_logits
@@ -111,11 +114,38 @@ class Costly(Diary):
         assert len(step.tree) or len(step.token_ids) == 1 or step.top_ids is None
 
 
+class TimedPlanner(AdaptivePlanner):
+    """Every pass takes 0.1 s. The engine's own would be that of a table."""
+
+    def __init__(self) -> None:
+        super().__init__(cost_curve([(1, 1, 0, 0.1), (100, 1, 0, 0.101)]))
+        self.seconds: list[float] = []
+
+    def record(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        super().record(0.1)
+
+
+def test_the_planner_gets_the_time_of_each_pass() -> None:
+    planner = TimedPlanner()
+    scheduler = make_scheduler(source=Costly(), planner=planner)
+    verify = scheduler.engine.verify
+
+    def slow_verify(items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
+        time.sleep(0.01)
+        return verify(items)
+
+    scheduler.engine.verify = slow_verify  # type: ignore[method-assign]
+    scheduler.run([Submission(make_request([1], 10), "trie")])
+    assert len(planner.seconds) == 10
+    assert min(planner.seconds) >= 0.01
+
+
 def test_drafting_that_takes_longer_than_it_saves_ends_and_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    cost = 0.5  # seconds; a pass takes 0.1 s
+    cost = 0.5  # seconds
     monkeypatch.setattr(Session, "take_draft_seconds", lambda self: cost)
     source = Costly()
-    planner = AdaptivePlanner(cost_curve([(1, 1, 0, 0.1), (100, 1, 0, 0.101)]))
+    planner = TimedPlanner()
     scheduler = make_scheduler(source=source, planner=planner)
     request = make_request([1], 200)
     (result,) = scheduler.run([Submission(request, "trie")])
@@ -133,7 +163,7 @@ def test_drafting_that_takes_longer_than_it_saves_ends_and_returns(monkeypatch: 
 
 def test_drafts_that_come_with_a_request_are_verified_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "take_draft_seconds", lambda self: 9.0)
-    planner = AdaptivePlanner(cost_curve([(1, 1, 0, 0.1), (100, 1, 0, 0.101)]))
+    planner = TimedPlanner()
     drafter = Drafter([SuppliedSource(SuppliedDraftConfig()), Costly()], VOCAB_SIZE)
     scheduler = make_scheduler(drafter=drafter, planner=planner)
     scheduler.run([Submission(make_request([1], 20), "trie")])
