@@ -74,7 +74,8 @@ class AdaptivePlanner:
     """Selects the number of nodes with the most expected tokens per second."""
 
     def __init__(self, curve: CostCurve, always_drafts: bool = False) -> None:
-        """always_drafts: draft also where it takes longer than drafts save."""
+        """always_drafts: for checks of outputs. Draft also where it takes longer than drafts save, and ignore the times
+        of passes, so that a plan depends on its items alone."""
         self._curve = curve
         self._always_drafts = always_drafts
         self._balances: defaultdict[frozenset[str], DraftBalance] = defaultdict(DraftBalance)
@@ -110,7 +111,7 @@ class AdaptivePlanner:
             choice = _choice(items, [False] * len(items))
             rate, count = _best(choice, certain, times)
         trees = _trees(items, choice, count) if rate > plain else [EMPTY_TREE] * len(items)
-        if pending == certain:  # without prompts
+        if pending == certain and not self._always_drafts:  # without prompts
             self._planned = float(curve[sum(map(len, trees))]), float(curve[0])
         for names in _counted(items):
             seconds = [item.draft_seconds for item in items if item.names == names and item.draft_seconds is not None]

@@ -217,7 +217,9 @@ def test_in_a_batch_drafting_pays_if_all_sequences_together_gain() -> None:
     always = AdaptivePlanner(FLAT, always_drafts=True)
     for _ in range(50):
         always.plan(items, 64)
+        always.record(1000.0 * len(items[0].tree))
     assert always.drafting_pays(names)
+    assert len(always.plan(items, 64)[0]) == 1, "the times of passes have no effect"
 
 
 def test_measured_passes_correct_the_curve() -> None:
