@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 import socket
 import sys
 from contextlib import suppress
@@ -108,6 +109,9 @@ def main() -> int:
     path = Path(sys.argv[1])
     spec = GatewaySpec.model_validate_json(path.read_bytes())
     _configure_logging(spec.json_logs)
+    # The usual limit of open files, 1,024, is too small for `max_connections` and their requests to other servers.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         uvloop.run(serve(spec, path))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""HTTP connections of the gateway: uvicorn's settings, a time limit for headers, and checks that apply to all paths."""
+"""HTTP connections of the gateway: uvicorn's settings, limits of time and number, and checks for all paths."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import h11
@@ -22,20 +23,32 @@ _FOREIGN = (
     "set server.api_keys"
 )
 
+# A connection that has waited for the headers of a request for so long may have to make room for another one.
+IDLE_S = 1.0
 
-def timed_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
+
+def bounded_protocol(header_timeout_s: float, max_connections: int) -> type[asyncio.Protocol]:
     """uvicorn's protocol, which closes a connection if the headers of a request do not arrive in time. The time runs
-    from the start of the connection, or from the first byte of a later request."""
+    from the start of the connection, or from the first byte of a later request. At max_connections, where uvicorn
+    refuses requests, a new connection replaces those that have waited longest for a request."""
+    waiting: dict[H11Protocol, float] = {}  # the longest first, and since when
 
-    class TimedProtocol(H11Protocol):
+    class BoundedProtocol(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._watch_headers()
+            num_excess = max(0, len(self.connections) - max_connections + 1)
+            for longest, since in list(islice(waiting.items(), num_excess)):
+                if self.loop.time() - since >= IDLE_S:
+                    del waiting[longest]
+                    self.connections.discard(longest)
+                    longest.transport.abort()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
+            waiting.pop(self, None)
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -45,8 +58,16 @@ def timed_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
         def on_response_complete(self) -> None:
             self._stop_timer()
             super().on_response_complete()
+            self._note_waiting()
+
+        def _note_waiting(self) -> None:
+            if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+                waiting.setdefault(self, self.loop.time())
+            else:
+                waiting.pop(self, None)
 
         def _watch_headers(self) -> None:
+            self._note_waiting()
             if self.conn.their_state is not h11.IDLE:
                 self._stop_timer()
             elif self._timer is None:
@@ -62,7 +83,7 @@ def timed_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
             if self.conn.their_state is h11.IDLE:
                 self.transport.abort()
 
-    return TimedProtocol
+    return BoundedProtocol
 
 
 def for_this_machine(app: ASGIApp) -> ASGIApp:
@@ -94,7 +115,7 @@ def by_port(app: ASGIApp, others: Mapping[int | None, ASGIApp]) -> ASGIApp:
 def uvicorn_options(header_timeout_s: float, max_connections: int) -> dict[str, Any]:
     """Options of `uvicorn.Config` for a server with untrusted clients."""
     return {
-        "http": timed_protocol(header_timeout_s),
+        "http": bounded_protocol(header_timeout_s, max_connections),
         "ws": "none",
         "lifespan": "off",
         "log_config": None,

@@ -36,6 +36,9 @@ _HTTP_STATUS = {
 }
 # Responses that wait for a client to read them. While there are as many, nothing further is read for that client.
 _MAX_ANSWERS = 64
+# Connections without a call for so long are closed, and clients connect again with their next call. The connection of a
+# machine that vanished would otherwise stay for ever.
+_MAX_IDLE_MS = 1_800_000
 # Longest response that is forwarded.
 _MAX_ANSWER_BYTES = 1 << 30
 # Input of a request that stops the requests with the same id.
@@ -272,4 +275,5 @@ def channel_options(max_body_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", 32768),
         ("grpc.max_concurrent_streams", 1024),
         ("grpc.so_reuseport", 0),
+        ("grpc.max_connection_idle_ms", _MAX_IDLE_MS),
     ]

@@ -79,7 +79,12 @@ class GatewayConfig(Frozen):
     max_body_bytes: int = Field(
         8 << 20, ge=1 << 10, description="Limit of the bytes of a request body; longer ones get status 413."
     )
-    max_connections: int = Field(1024, ge=1, description="Limit of concurrent HTTP connections; more get status 503.")
+    max_connections: int = Field(
+        1024,
+        ge=1,
+        description="Limit of concurrent HTTP connections. Further ones replace those that wait for a request; without "
+        "such, they get status 503.",
+    )
     max_concurrent_requests: int = Field(
         256, ge=1, description="Limit of concurrent requests of all tenants; more get status 503."
     )

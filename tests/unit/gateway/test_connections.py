@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
 
+from pipeline.gateway import connections
 from pipeline.gateway.__main__ import _listening
 from pipeline.gateway.connections import for_this_machine, uvicorn_options
 from pipeline.gateway.deployment import Deployments
@@ -32,9 +33,11 @@ async def app(scope, receive, send):
 
 
 @asynccontextmanager
-async def serving(application: Any = app) -> AsyncIterator[tuple[str, int]]:
+async def serving(
+    application: Any = app, timeout_s: float = TIMEOUT_S, max_connections: int = 100
+) -> AsyncIterator[tuple[str, int]]:
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(application, **uvicorn_options(TIMEOUT_S, 100)))
+    server = uvicorn.Server(uvicorn.Config(application, **uvicorn_options(timeout_s, max_connections)))
     task = asyncio.ensure_future(server.serve([listening]))
     try:
         yield listening.getsockname()
@@ -72,6 +75,44 @@ def test_slow_headers_are_cut_off_and_slow_answers_are_not():
         assert silent == b""
         assert not dripping.endswith(b"ok")
         assert quick[-1].endswith(b"ok")
+
+    asyncio.run(work())
+
+
+def test_connections_that_wait_for_a_request_give_way_to_new_ones(monkeypatch):
+    """Before their first request or after one. Those with a running request stay."""
+    monkeypatch.setattr(connections, "IDLE_S", PATIENCE_S)
+
+    async def work() -> None:
+        async with serving(timeout_s=PATIENCE_S, max_connections=4) as address:
+            running = asyncio.ensure_future(ask(address, REQUEST))
+            silent = [await asyncio.open_connection(*address) for _ in range(6)]
+            assert b"503" in await ask(address, REQUEST)
+            monkeypatch.setattr(connections, "IDLE_S", 0.0)
+            silent.append(await asyncio.open_connection(*address))
+            used, writer = silent[-1]
+            writer.write(REQUEST)
+            assert (await used.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+            for _ in range(6):
+                assert (await ask(address, REQUEST)).endswith(b"ok")
+                silent.append(await asyncio.open_connection(*address))
+
+            assert (await running).endswith(b"ok")
+            for reader, _ in silent[:6]:
+                with suppress(ConnectionError):
+                    assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+            for _, writer in silent:
+                writer.close()
+
+    asyncio.run(work())
+
+
+def test_too_many_running_requests_are_refused():
+    async def work() -> None:
+        async with serving(max_connections=4) as address:
+            answers = await asyncio.gather(*(ask(address, REQUEST) for _ in range(6)))
+            assert sum(b"503" in answer for answer in answers) >= 2
+            assert (await ask(address, REQUEST)).endswith(b"ok")
 
     asyncio.run(work())
 

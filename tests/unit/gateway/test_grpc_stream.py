@@ -211,3 +211,22 @@ def test_a_bug_of_the_gateway_ends_a_stream(monkeypatch, caplog) -> None:
 
     asyncio.run(ask())
     assert "secret detail" in caplog.text
+
+
+def test_a_connection_without_a_call_is_closed_and_the_next_call_opens_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_app, "_MAX_IDLE_MS", 200)
+
+    async def work() -> None:
+        deployments = Deployments(deployment_at(1))
+        served = GrpcGateway(spec_of(), EVERYONE, deployments)
+        async with (
+            grpc_server(lambda server: server.add_generic_rpc_handlers((served.handlers(),))) as port,
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=DIRECT) as channel,
+        ):
+            await channel.channel_ready()
+            await until(lambda: channel.get_state() is grpc.ChannelConnectivity.IDLE)
+            with pytest.raises(grpc.aio.AioRpcError, match="the server is starting again"):  # the gateway's answer
+                await service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerReady(pb.ServerReadyRequest())
+        await deployments.close()
+
+    asyncio.run(work())

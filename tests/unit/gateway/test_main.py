@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -13,6 +16,7 @@ from pipeline.gateway import __main__ as gateway
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.gateway.tenants import Tenants
+from tests.servers import wait_for
 from tests.unit.gateway.gateways import (
     Behind,
     deployment_of,
@@ -105,6 +109,19 @@ def test_the_metrics_of_all_replicas_are_one_page():
     ]
     pages.clear()
     assert asyncio.run(metrics()).status_code == 503
+
+
+def test_the_gateway_may_open_as_many_files_as_the_system_allows(tmp_path: Path):
+    path = tmp_path / "gateway.json"
+    path.write_text(spec_of().model_dump_json())
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    words = ["prlimit", f"--nofile=200:{most}", sys.executable, "-m", "pipeline.gateway", str(path)]
+    with subprocess.Popen(words, start_new_session=True) as process:
+        try:
+            wait_for(lambda: resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (200, most))
+            wait_for(lambda: resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (most, most))
+        finally:
+            process.kill()
 
 
 def test_logs_are_text_or_one_json_object_a_line():
