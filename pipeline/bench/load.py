@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Event, Lock
 from typing import Any
 
 import numpy as np
@@ -76,9 +76,9 @@ def run_load(
     on_answer: Callable[[LoadResult], None] = lambda result: None,
 ) -> LoadResult:
     """Send the requests in turn with `generate(query, timeout_s)`. RequestError and ServerError are counted; any other
-    exception ends the run. on_answer: called after each request."""
+    exception, and Ctrl-C, end the run after the running requests. on_answer: called after each request."""
     result = LoadResult()
-    lock = threading.Lock()
+    lock, stopped = Lock(), Event()
     numbers = itertools.count()
     started = time.perf_counter()
 
@@ -86,7 +86,7 @@ def run_load(
         return time.perf_counter() - started
 
     def client() -> None:
-        while elapsed() < plan.duration_s:
+        while not stopped.is_set() and elapsed() < plan.duration_s:
             number = next(numbers)
             if plan.max_requests is not None and number >= plan.max_requests:
                 return
@@ -94,7 +94,8 @@ def run_load(
                 # The n-th request is due at n / rate.
                 if (due := number / plan.max_rate) >= plan.duration_s:
                     return
-                time.sleep(max(0.0, due - elapsed()))
+                if stopped.wait(max(0.0, due - elapsed())):
+                    return
             try:
                 answer = generate(queries[number % len(queries)], plan.duration_s + plan.grace_s - elapsed())
             except (RequestError, ServerError) as error:
@@ -108,8 +109,11 @@ def run_load(
             on_answer(result)
 
     with ThreadPoolExecutor(plan.concurrency) as clients:
-        for running in [clients.submit(client) for _ in range(plan.concurrency)]:
-            running.result()
+        try:
+            for running in [clients.submit(client) for _ in range(plan.concurrency)]:
+                running.result()
+        finally:
+            stopped.set()
     result.seconds = elapsed()
     return result
 

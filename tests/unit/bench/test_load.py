@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
+from pipeline.bench import load
 from pipeline.bench.contenders.remote import check_address, measured_request, query_of
 from pipeline.bench.data.workload import Prompt
 from pipeline.bench.load import MAX_ERROR_KINDS, LoadPlan, LoadResult, percentiles, run_load, summary_of
@@ -47,6 +49,18 @@ class FakeServer:
         return answer()
 
 
+class Waits(threading.Event):
+    """Records the times to wait instead of waiting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.times.append(timeout or 0.0)
+        return self.is_set()
+
+
 def run(server: FakeServer, plan: LoadPlan) -> LoadResult:
     return run_load(server.generate, QUERIES, plan)
 
@@ -63,7 +77,7 @@ def test_nothing_is_sent_after_the_duration() -> None:
 
 
 def test_a_request_that_is_due_after_the_duration_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(load, "Event", Waits)
     run(server := FakeServer(), LoadPlan(concurrency=1, duration_s=60, max_rate=0.01))
     assert server.asked == ["a"]
 
@@ -82,6 +96,20 @@ def test_a_bug_in_a_client_is_not_swallowed() -> None:
         run_load(broken, QUERIES, LoadPlan(1, duration_s=1))
 
 
+@pytest.mark.parametrize("max_rate", [None, 0.01])
+def test_ctrl_c_ends_the_load_before_its_duration(max_rate: float | None) -> None:
+    interrupted = threading.Lock()  # a second Ctrl-C would not wait for the running requests
+
+    def interrupt(result: LoadResult) -> None:
+        if interrupted.acquire(blocking=False):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_load(FakeServer().generate, QUERIES, LoadPlan(2, duration_s=10 * PATIENCE_S, max_rate=max_rate), interrupt)
+    assert time.monotonic() - started < PATIENCE_S
+
+
 def test_errors_are_counted_by_sentence_and_the_kinds_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     result = run(FakeServer(fails=True, num_clients=1), LoadPlan(concurrency=1, duration_s=60, max_requests=30))
@@ -92,10 +120,10 @@ def test_errors_are_counted_by_sentence_and_the_kinds_are_bounded(monkeypatch: p
 
 
 def test_the_rate_bounds_when_a_request_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)
+    waits = Waits()
+    monkeypatch.setattr(load, "Event", lambda: waits)
     run(FakeServer(), LoadPlan(concurrency=1, duration_s=60, max_requests=3, max_rate=0.5))
-    asked_to_wait = [seconds for seconds in waits if seconds > 0]
+    asked_to_wait = [seconds for seconds in waits.times if seconds > 0]
     assert [round(seconds) for seconds in asked_to_wait] == [2, 4]
 
 
