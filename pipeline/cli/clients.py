@@ -85,7 +85,7 @@ def generate(
         system_prompt=system,
         return_statistics=True,
     )
-    completion = _show(query, *_address(url, protocol), quiet=as_json)
+    completion = _show(query, *_address(url, protocol), [], quiet=as_json)
     if as_json:
         output.print_json(
             {"text": completion.text, "finish_reason": completion.finish_reason, "statistics": completion.statistics}
@@ -105,7 +105,7 @@ def chat(
     protocol: Transport = None,
     url: Url = None,
 ) -> None:
-    """Chat with the running server. An empty line or Ctrl-D ends the chat."""
+    """Chat with the running server. Ctrl-C stops a reply; an empty line or Ctrl-D ends the chat."""
     from pipeline.server.client import TextQuery
 
     address = _address(url, protocol)
@@ -123,9 +123,14 @@ def chat(
             messages=json.dumps(messages),
             return_statistics=True,
         )
-        completion = _show(query, *address)
-        output.note(_summary(completion))
-        messages.append({"role": "assistant", "content": completion.text})
+        parts: list[str] = []
+        try:
+            output.note(_summary(_show(query, *address, parts)))
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            output.note("stopped; an empty line ends the chat")
+        messages.append({"role": "assistant", "content": "".join(parts)})
 
 
 def demo(
@@ -177,6 +182,7 @@ def batch(
             concurrency=concurrency,
             timeout_s=timeout_s,
             on_done=step,
+            on_interrupt=lambda: output.note("the running requests finish; the same command continues with the others"),
         )
     if as_json:
         output.print_json({"out": str(out), "requests": len(asked), "failed": len(failed)})
@@ -208,23 +214,25 @@ def _piped_text() -> str:
         raise RequestError(f"Standard input is not UTF-8 text ({error}); convert it first.") from error
 
 
-def _show(query: TextQuery, url: str, protocol: Literal["grpc", "http"], quiet: bool = False) -> Completion:
+def _show(
+    query: TextQuery, url: str, protocol: Literal["grpc", "http"], parts: list[str], quiet: bool = False
+) -> Completion:
+    """Send a query, and print its text as it arrives unless `quiet`. parts: gets the text that has arrived, also before
+    an error."""
     from pipeline.server.client import complete
 
-    shown = False
-
     def show(text: str) -> None:
-        nonlocal shown
-        if text and not quiet:
-            shown = True
+        parts.append(text)
+        if not quiet:
             sys.stdout.write(text)
             sys.stdout.flush()
 
     try:
         return complete(query, url, protocol, on_text=show)
     finally:
-        if shown:  # a message after an error begins on its own line, too
-            show("\n")
+        if any(parts) and not quiet:  # a message after an error begins on its own line, too
+            sys.stdout.write("\n")
+            sys.stdout.flush()
 
 
 def _summary(completion: Completion) -> str:

@@ -92,9 +92,10 @@ def run_batch(
     concurrency: int,
     timeout_s: float,
     on_done: Callable[[str], None],
+    on_interrupt: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
     """Send the requests that are not in the journal, then write the output. on_done: receives the custom_id of each
-    finished request.
+    finished request. on_interrupt: called at Ctrl-C, after which the running requests finish.
 
     Returns the lines of the output with a status other than 200. Raises ServerError if the server cannot be reached; a
     later run continues. Raises UserError for a file that is no journal, or if another run writes it."""
@@ -126,8 +127,10 @@ def run_batch(
             try:
                 for future in futures:
                     future.result()
-            except BaseException:
+            except BaseException as error:
                 stop.set()
+                if isinstance(error, KeyboardInterrupt):
+                    on_interrupt()
                 pool.shutdown(cancel_futures=True)
                 raise
         lines = [done[request.digest] for request in requests]

@@ -32,6 +32,8 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[TextQuery]:
         on_text(" ".join(address) if query.text_input == "where" else "yes")
         if query.text_input == "fails":
             raise RequestError("the server has failed")
+        if query.text_input == "stop":
+            raise KeyboardInterrupt
         return Completion("yes", "length", None, 1.0, (1.0,))
 
     monkeypatch.setattr("pipeline.server.client.complete", complete)
@@ -95,3 +97,23 @@ def test_a_chat_over_a_pipe_has_answers_only_on_stdout(
     assert printed.out == "yes\nyes\n"
     assert "finish reason length" in printed.err
     assert [message["role"] for message in json.loads(answered[1].messages or "")] == ["user", "assistant", "user"]
+
+
+def test_ctrl_c_stops_the_reply_and_not_the_chat(
+    monkeypatch: pytest.MonkeyPatch, answered: list[TextQuery], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["stop", "go on"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines, ""))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert exit_code("chat", "--url", "127.0.0.1:1") == 0
+    printed = capsys.readouterr()
+    assert printed.out == "yes\nyes\n"
+    assert "stopped" in printed.err
+    sent = json.loads(answered[1].messages or "")
+    assert [message["content"] for message in sent] == ["stop", "yes", "go on"]
+
+
+def test_ctrl_c_ends_a_chat_over_a_pipe(monkeypatch: pytest.MonkeyPatch, answered: list[TextQuery]) -> None:
+    pipe(monkeypatch, "stop\nnext\n")
+    assert exit_code("chat", "--url", "127.0.0.1:1") == 130
+    assert len(answered) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,28 @@ def test_a_run_that_was_cut_off_goes_on(api, tmp_path):
 
     assert sorted(body["n"] for body in api.asked) == list(range(6))
     assert results(out) == [(f"r{number}", 200, number) for number in range(6)]
+
+
+def test_ctrl_c_is_reported_and_lets_the_running_requests_finish(api, tmp_path):
+    out, reported = tmp_path / "out.jsonl", []
+
+    def interrupt(custom_id: str) -> None:
+        if custom_id == "r0":
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_batch(
+            *(requests(*range(6)), out, api.url),
+            api_key="k",
+            concurrency=1,
+            timeout_s=PATIENCE_S,
+            on_done=interrupt,
+            on_interrupt=lambda: reported.append("once"),
+        )
+    assert reported == ["once"]
+
+    assert run(requests(*range(6)), out, api) == 0
+    assert sorted(body["n"] for body in api.asked) == list(range(6))
 
 
 def test_a_request_that_was_to_be_sent_again_is_not_done_when_the_run_is_cut_off(api, tmp_path, monkeypatch):
