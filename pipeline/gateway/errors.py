@@ -28,6 +28,8 @@ _INTERNAL = re.compile(
 _TOO_LONG = "maximum context length"
 _UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to parse the request)")
 _PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', )+")
+# Dynamo's words around the reason, with a position in the body that the gateway wrote, not in the client's.
+_WRONG_FIELD = re.compile(r"^Failed to deserialize the JSON body into the target type: (.*?)(?: at line .*)?$")
 
 
 def unavailable() -> Refusal:
@@ -102,4 +104,4 @@ def refusal_in_chunk(chunk: Json, request_id: str) -> Refusal | None:
 
 
 def _shown(text: str) -> str:
-    return _PREFIXES.sub("", text.strip())[:_LONGEST]
+    return _WRONG_FIELD.sub(r"\1", _PREFIXES.sub("", text.strip()))[:_LONGEST]

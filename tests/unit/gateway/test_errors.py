@@ -34,6 +34,11 @@ def test_sentences_for_clients_come_through_with_the_status_that_they_mean(statu
     assert (refusal.retry_after_s is not None) == (expected == 503)
 
 
+def test_a_wrong_field_is_named_without_a_position_in_another_body() -> None:
+    text = "Failed to deserialize the JSON body into the target type: missing field `messages` at line 1 column 154"
+    assert refusal_of(400, text, "f00").sentence == "missing field `messages`"
+
+
 @pytest.mark.parametrize(
     ("status", "text", "expected"),
     [
