@@ -59,6 +59,8 @@ find_python() {
     [ -z "$venvless" ] || fail "$venvless cannot make virtual environments: it lacks ensurepip. Install it (Debian and" \
         "Ubuntu: apt install $("$venvless" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'))," \
         "or name another Python 3.10, 3.11 or 3.12 with PYTHON=."
+    # A shim prints why the version that it stands for does not run.
+    [ -n "$found" ] || ! command -v "$named" >/dev/null || "$named" --version >&2 || true
     fail "Python 3.10, 3.11 or 3.12 is needed; ${found:-${named:-python3} does not run}. Install one, or name it with" \
         "PYTHON=/path/to/python3.12."
 }

@@ -146,3 +146,12 @@ def test_no_suitable_python_is_reported_in_one_sentence(folder, pythons, named, 
     assert done.stderr.count("\n") == 1
     assert message in done.stderr
     assert not (folder / ".venv").exists()
+
+
+def test_a_named_python_that_does_not_run_prints_its_reason(folder):
+    (folder / "bin" / "python3.12").write_text("#!/bin/sh\necho 'python3.12 is in version 3.12.1' >&2; exit 127\n")
+    (folder / "bin" / "python3.12").chmod(0o755)
+    done = setup(folder, "python3.12")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "python3.12 is in version 3.12.1"
+    assert "python3.12 does not run" in done.stderr
