@@ -28,8 +28,10 @@ from __future__ import annotations
 import importlib
 import inspect
 from importlib.metadata import entry_points
+from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo, TyperInfo
 
 from pipeline.errors import UserError
@@ -52,9 +54,28 @@ PANELS = {
 }
 
 
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
+
+
+def _without_flag_types(parameters: list[Any]) -> list[Any]:
+    """Show flags without a type in the help: typer's `<bool>` looks as if they took a value."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
 def build_app() -> typer.Typer:
     app = typer.Typer(
         name="lookahead",
+        cls=_Group,
         help="Lossless low-latency LLM serving on Triton: checkpoint -> engine -> model repository -> server.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -74,7 +95,7 @@ def build_app() -> typer.Typer:
             ) from error
         app.add_typer(commands(), name=plugin.name)
     _group_in_panels(app)
-    _join_help_lines(app)
+    _adjust_help(app)
     return app
 
 
@@ -93,14 +114,17 @@ def _group_in_panels(app: typer.Typer) -> None:
     app.registered_commands.sort(key=lambda verb: order.get(verb_name(verb), ("", len(order)))[1])
 
 
-def _join_help_lines(app: typer.Typer) -> None:
-    """Let the terminal's width break the lines of each help text: typer keeps those of the docstring."""
+def _adjust_help(app: typer.Typer) -> None:
+    """Show flags without a type, and let the terminal's width break the lines of each help text: typer keeps those of
+    the docstring."""
     for command in app.registered_commands:
+        command.cls = _Command
         paragraphs = inspect.cleandoc(command.help or inspect.getdoc(command.callback) or "").split("\n\n")
         command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
     for group in app.registered_groups:
+        group.cls = _Group
         if group.typer_instance:
-            _join_help_lines(group.typer_instance)
+            _adjust_help(group.typer_instance)
 
 
 def _root(

@@ -112,7 +112,9 @@ def _report(fresh: dict[str, dict[str, Completion]], again: dict[_Way, Completio
         same = all(_ids(both[strategy]) == _ids(both["none"]) for both in fresh.values())
         rows.append((strategy, *_figures(found), "yes" if same else "NO"))
     output.table(
-        ["strategy", "tokens", "tokens/s", "tokens per step", "identical"], rows, title=f"{len(fresh)} new prompts"
+        ["strategy", "tokens", "tokens/s", "tokens per step", "identical"],
+        rows,
+        title=f"{len(fresh)} new prompts, without drafts (none) and with drafts (auto)",
     )
     reference = _ids(fresh[PROMPTS[0]]["none"])
     repeats = [

@@ -70,8 +70,10 @@ def dotted(path: KeyPath) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion with a leading space; empty without a similar word."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    """A suggestion with a leading space: a word that begins with this one, or else a similar one; empty without any."""
+    words = list(known)
+    longer = [each for each in words if len(word) > 2 and each.startswith(word)]
+    close = longer or difflib.get_close_matches(word, words, n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 

@@ -31,7 +31,7 @@ Outcome = Literal["built", "shared", "updated", "reused"]
 OUTCOMES: dict[Outcome, str] = {
     "built": "built",
     "shared": "built with the weights of another profile",
-    "updated": "up to date, with other settings than before",  # on which the engine does not depend
+    "updated": "up to date; the settings that it does not depend on have changed",
     "reused": "up to date",
 }
 

@@ -38,7 +38,7 @@ MEASURED_SEQ_LEN = 1280
 MOST_ROWS = 8192
 MAX_ROW_SECONDS = 20.0
 LOADING = "loading the engine, to measure it"
-COMPUTING = "computing the first rows, for token recycling"
+COMPUTING = "computing draft candidates after frequent tokens, for token recycling"
 MEASURING = "measuring pass times, for the draft planner"
 
 
@@ -99,7 +99,7 @@ def _compute_and_save_rows(artifact: Artifact, engine: Engine, known: FirstRows,
     note(COMPUTING)
     rows = compute_first_rows(engine, opening_of(artifact, engine.limits.vocab_size), known, MOST_ROWS, MAX_ROW_SECONDS)
     save_first_rows(artifact, StoredRows(rows, engine.limits.vocab_size))
-    note(f"{COMPUTING}: rows of {len(rows.ids)} tokens done")
+    note(f"{COMPUTING}: {len(rows.ids)} tokens done")
 
 
 def plans_by_cost(resolved: ResolvedConfig) -> bool:

@@ -74,6 +74,14 @@ def test_help_breaks_lines_at_the_width_of_the_terminal_only(
         assert all(line.rstrip().endswith((".", "]", "}...")) for line in text.splitlines() if line.strip())
 
 
+@pytest.mark.parametrize("words", [(), ("serve",), ("trie",), ("trie", "build")])
+def test_help_shows_flags_without_a_value(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*words, "--help") == 0
+    text = capsys.readouterr().out
+    assert "--help" in text
+    assert "bool" not in text
+
+
 def test_help_and_models_import_nothing_heavy() -> None:
     code = (
         "import sys, io, contextlib\n"

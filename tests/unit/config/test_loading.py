@@ -14,6 +14,7 @@ def test_unknown_names_are_answered_with_a_suggestion_and_the_list() -> None:
     text = faults_of(model="smolm2-135m")
     assert "Did you mean 'smollm2-135m'?" in text
     assert "tiny-random-llama" in text
+    assert "Did you mean 'llama3.1-8b'?" in faults_of(model="llama3")
     assert "Did you mean 'latency'?" in faults_of(profile="latncy")
 
 
