@@ -57,7 +57,7 @@ class SchemaRecord(RequestRecord):
 
 
 class SchemaContender:
-    """A strategy with or without the grammar of a request."""
+    """One strategy, measured with the grammar of each request or, unless `guided`, without it."""
 
     def __init__(self, opened: InProcess, strategy: str, guided: bool) -> None:
         self.name = strategy + GUIDED * guided

@@ -62,7 +62,7 @@ class CostCurve:
 
     @cached_property
     def _lines(self) -> dict[int, dict[int, tuple[Times, Times]]]:
-        """Numbers of tokens and times of the passes, by batch size and context length."""
+        """The measured points by batch size and context length: numbers of tokens, and the times of their passes."""
         lines: dict[int, dict[int, tuple[Times, Times]]] = {}
         for size, length in sorted({(point.batch_size, point.context_len) for point in self.points}):
             at = [point for point in self.points if (point.batch_size, point.context_len) == (size, length)]

@@ -171,8 +171,8 @@ def _choice(items: Sequence[PlanItem], keeps_window: Sequence[bool]) -> _Choice:
 def _order(
     probabilities: FloatArray, parents: IntArray, sizes: NDArray[np.int64], fixed: BoolArray
 ) -> NDArray[np.int64]:
-    """`order` of a choice. Fills `fixed`. parents: [n] within each tree. sizes: [items, 3] number of nodes, number of
-    fixed nodes, and whether these are kept."""
+    """Return `_Choice.order`, and set `fixed` for each fixed node that is kept. parents: [n] within each tree. sizes:
+    [items, 3] number of nodes, number of fixed nodes, and whether these are kept."""
     reachable = np.zeros(len(parents), np.bool_)
     free = np.empty(len(parents), np.int64)
     num_free = start = 0

@@ -114,7 +114,7 @@ def takes_engine_data(request: Mapping[str, Any]) -> bool:
 
 
 def has_tools(request: Mapping[str, Any]) -> bool:
-    """Whether the gateway has sent the request, with tools."""
+    """Whether the request has the gateway's annotation of tools."""
     return TOOLS in read_annotations(request.get("annotations") or [])
 
 

@@ -106,7 +106,7 @@ def worker_service(
         startup_timeout_s=_STARTUP_S + profile.server.startup_timeout_s,
         max_restarts=profile.server.max_restarts,
         # Entries to delete after a kill. Dynamo itself would list a killed worker for ten more seconds.
-        leavings_path=str(entries),
+        leftovers_path=str(entries),
     )
 
 

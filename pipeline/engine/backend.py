@@ -36,13 +36,12 @@ class Runtime(NamedTuple):
     device: str
 
 
-# fail: the model (by default the default one) cannot be built or served on this machine. note: an optional part is
-# absent or differs.
+# fail: this machine cannot build or serve the checked model. note: an optional part is absent or differs.
 State = Literal["ok", "note", "fail"]
 
 
 class Finding(NamedTuple):
-    """part: the examined part. found: its state. remedy: the action that fixes it."""
+    """Result of one check of `lookahead doctor`. part: what was checked. remedy: action that fixes it, if any."""
 
     part: str
     state: State
@@ -51,7 +50,7 @@ class Finding(NamedTuple):
 
 
 class VersionTable(NamedTuple):
-    """rows: one text per column."""
+    """Table of versions for the documentation. rows: one text per column."""
 
     title: str
     columns: tuple[str, ...]

@@ -21,12 +21,12 @@ def slots_for(max_batch_size: int) -> int:
 
 def available_bytes(groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Memory that is available without swapping, on this machine and within the container's limit."""
-    left = min(_left(groups / limit, groups / use) for limit, use in _LIMITS)
-    return int(min(left, psutil.virtual_memory().available))
+    free = min(_free_bytes(groups / limit, groups / use) for limit, use in _LIMITS)
+    return int(min(free, psutil.virtual_memory().available))
 
 
-def _left(limit: Path, use: Path) -> float:
-    """Bytes below a limit, with cached files counted as free; infinite without a limit."""
+def _free_bytes(limit: Path, use: Path) -> float:
+    """Bytes that a control group may still use, cached files included; infinite without a limit."""
     try:
         counters = dict(line.split() for line in limit.with_name("memory.stat").read_text().splitlines())
         cached = sum(int(counters.get(f"total_{name}", counters[name])) for name in ("inactive_file", "active_file"))

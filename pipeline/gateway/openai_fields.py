@@ -258,7 +258,7 @@ def _response_format(value: object) -> tuple[str, str] | None:
 
 
 def _max_tokens(sent: dict[str, Any], endpoint: Endpoint) -> int:
-    """The limit of the output. Sets the default in `sent` if it has none."""
+    """Return the limit of output tokens. If the client set none, write the default to `sent`."""
     name = "max_completion_tokens" if sent.get("max_completion_tokens") is not None else "max_tokens"
     value = sent.get(name)
     if value is None:

@@ -32,7 +32,7 @@ class TokenBucket:
         self._level, self._filled_at = float(self.per_minute), self.clock()
 
     def take(self, num_tokens: int) -> None:
-        """Remove tokens. Raises Refusal 429 if too few are left, Refusal 400 if the bucket can never hold enough."""
+        """Use up tokens. Raises Refusal 429 if too few are left, Refusal 400 if the bucket can never hold enough."""
         if num_tokens > self.per_minute:
             raise Refusal(
                 400,

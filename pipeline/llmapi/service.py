@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServiceClient(Protocol):
-    """The client of a request. request_id: id from the client, "" for none."""
+    """Receives the responses to one request. request_id: set by the client, or ""."""
 
     request_id: str
 

@@ -61,7 +61,7 @@ class GuardSpec:
     removed with the shared memory. owner: pid and start time of a process with which the server ends. url: of Triton's
     HTTP interface; empty for other processes. hang_seconds: limit of inactivity until the server is ready.
     max_restarts: limit of restarts within restart_window_s. companions: state files of services that end with the last
-    of the servers in their `ends_with`. leavings_path: file in which the server lists patterns of files to remove at
+    of the servers in their `ends_with`. leftovers_path: file in which the server lists patterns of files to remove at
     its end."""
 
     command: Sequence[str]
@@ -77,7 +77,7 @@ class GuardSpec:
     max_restarts: int = MAX_RESTARTS
     restart_window_s: float = _RESTART_WINDOW_S
     companions: Sequence[str] = ()
-    leavings_path: str = ""
+    leftovers_path: str = ""
 
     @property
     def state_path(self) -> Path:
@@ -200,15 +200,15 @@ def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
     kill_marked(spec.server_id)
-    _remove_leavings(spec)
+    _remove_leftovers(spec)
     run_clean_up(spec.clean_up)
     remove_shm(spec.server_id)
     remove_environments()
 
 
-def _remove_leavings(spec: GuardSpec) -> None:
+def _remove_leftovers(spec: GuardSpec) -> None:
     with suppress(OSError):
-        for pattern in Path(spec.leavings_path).read_text(encoding="utf-8").splitlines():
+        for pattern in Path(spec.leftovers_path).read_text(encoding="utf-8").splitlines():
             for name in glob.glob(pattern):
                 Path(name).unlink(missing_ok=True)
 

@@ -32,7 +32,7 @@ class Service:
 
     name: unique in a run folder. argv, environment: command and complete environment. host, ports: its addresses;
     ports by purpose ("http", "metrics"). is_ready: readiness check, called until it returns true. startup_timeout_s:
-    time limit until it is ready. max_restarts: limit of restarts after that. leavings_path: see `GuardSpec`.
+    time limit until it is ready. max_restarts: limit of restarts after that. leftovers_path: see `GuardSpec`.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Service:
     host: str = "127.0.0.1"
     startup_timeout_s: float = 60.0
     max_restarts: int = 0
-    leavings_path: str = ""
+    leftovers_path: str = ""
 
 
 class ServiceState(GuardedState):
@@ -109,7 +109,7 @@ def start_service(service: Service, run_dir: Path, *, ends_with: tuple[str, ...]
         SERVICE_STATE,
         server_id,
         max_restarts=service.max_restarts,
-        leavings_path=service.leavings_path,
+        leftovers_path=service.leftovers_path,
     )
     guard = start_guard(spec)
     state = ServiceState(

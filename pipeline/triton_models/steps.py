@@ -35,8 +35,8 @@ _TREE_FACTOR = 4
 
 
 class Step(NamedTuple):
-    """Plan of one call. tree: drafts to send, may be empty. num_tokens: request_output_len. max_steps: number of passes
-    after which the call ends; None: 1 with drafts, else no limit."""
+    """The next call to the engine. tree: drafts to send; may be empty. num_tokens: its request_output_len. max_steps:
+    number of passes after which it ends; None means one pass with drafts, and no limit without."""
 
     tree: DraftTree
     num_tokens: int

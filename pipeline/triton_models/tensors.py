@@ -65,7 +65,7 @@ def integer(tensors: Tensors, name: str) -> int | None:
 
 
 def flag(tensors: Tensors, name: str) -> bool:
-    """False if it was not sent."""
+    """The value of a boolean; False if it was not sent."""
     return bool(scalar(tensors, name))
 
 

@@ -129,7 +129,8 @@ def _command_maker(
     verbose_log: Path | None = None,
     in_container: Mapping[str, str] = MappingProxyType({}),
 ) -> MakeCommand:
-    """in_container: additional variables of a server in a container, which has none of the guard's."""
+    """Return the function that makes the start command. in_container: environment variables for a server in a
+    container, which does not inherit the guard's."""
     context = build_context_of(resolved)
     variables, use_mpi = orchestrator_variables(context.trt), site.uses_mpi(context.num_processes)
 

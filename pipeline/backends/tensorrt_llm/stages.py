@@ -125,8 +125,8 @@ def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str
 
 
 def is_done(stage: Stage) -> bool:
-    """Whether the stage is finished, and its output unchanged. The artifact links the files, so damage to an engine is
-    damage to the output."""
+    """Whether the stage is finished and its output unchanged. An artifact links to the output, so a damaged engine is
+    found here too."""
     try:
         found = json.loads((stage.folder / STAGE).read_text(encoding="utf-8"))
         files = _output_files(stage)

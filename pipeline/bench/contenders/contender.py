@@ -1,4 +1,4 @@
-"""The interface of measured generators, and the generator over a scheduler in process."""
+"""The interface of the systems that the bench measures, and the one over a scheduler in process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.engine.submission import Submission
 
 
 class Contender(Protocol):
-    """A measured generator: a strategy in process or through a server, or another library."""
+    """A system to measure: a strategy in process or through a server, or another library."""
 
     name: str
 

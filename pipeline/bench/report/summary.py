@@ -114,7 +114,7 @@ def _draws(repeats: Figures, random: np.random.Generator) -> Figures:
 
 
 def _tokens_per_s(records: Sequence[RequestRecord]) -> float:
-    """Tokens/s over prompts, each with its medians over repeats."""
+    """Tokens per second of all prompts together. A prompt has the medians of its repeats."""
     prompts: dict[str, list[tuple[float, float]]] = {}
     for record in records:
         prompts.setdefault(record.id, []).append(_figures(record))

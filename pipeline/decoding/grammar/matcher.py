@@ -208,7 +208,8 @@ class _Guided:
         self._nodes = self._drafts[: drafts.num_fixed]
 
     def add(self, old: int | None, parent: int, token: int) -> int:
-        """Return the node with this token below `parent`. old: the draft node that it copies, if any."""
+        """Add a node below `parent`, and return its index. old: draft node with its probability and source, if any; a
+        fixed one is in the tree already."""
         if old is not None and old < self._num_fixed:
             return old
         above = 1.0 if parent == ROOT else self._nodes[parent][2]

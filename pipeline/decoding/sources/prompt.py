@@ -21,7 +21,7 @@ SHARED_TOKENS = 128
 
 
 class _Text(NamedTuple):
-    """Prompt and output of a request, and the private trie that holds them. tokens: in pieces."""
+    """Prompt and output of a request, and the private trie that holds them. tokens: arrays to concatenate."""
 
     namespace: str
     tokens: list[IntArray]

@@ -77,7 +77,7 @@ def segment_mask(segment: Segment, sliding_window: int | None = None) -> BoolArr
 
 
 def _key_positions(segment: Segment) -> IntArray:
-    """[cached + length]"""
+    """[cached + length] position of each key: those of the cached tokens, then those of the new ones."""
     return np.concatenate([np.arange(segment.cached, dtype=np.int32), segment.positions])
 
 

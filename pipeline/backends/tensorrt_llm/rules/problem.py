@@ -25,8 +25,9 @@ def faults_of_options(
     no_use: Mapping[str, str],
     unknown: str,
 ) -> Iterator[Fault]:
-    """Faults of the options in a section: names, values, and what must not be set there. elsewhere: the setting that
-    controls an option. no_use: reason not to use one. unknown: sentence about other names."""
+    """Faults of the options that the user set in a section: unknown names, wrong values, options that cannot be set.
+    elsewhere: options that another setting controls, with that setting. no_use: options that must not be set, with the
+    reason. unknown: message for an unknown name."""
     for name, value in asked.items():
         key = f"tensorrt_llm.{section}.{name}"
         if name in elsewhere:
