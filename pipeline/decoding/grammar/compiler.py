@@ -124,7 +124,7 @@ class Compiler:
             compiled = self._compiled.get(guide)
             if compiled is None:
                 compiled = self._compiled[guide] = pool.submit(self._template, guide)
-                if len(self._compiled) > _NUM_KEPT:
+                while len(self._compiled) > _NUM_KEPT:  # `_renewed` may have added to them
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(guide)
         return compiled

@@ -1,0 +1,23 @@
+"""The cache of compiled guides."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.decoding.grammar import compiler as module
+from pipeline.decoding.grammar.compiler import Compiler
+from pipeline.decoding.grammar.guide import Guide
+from tests.grammars import vocabulary
+
+
+def test_the_cache_stays_bounded_if_grammars_of_dropped_guides_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_NUM_KEPT", 2)
+    compiler, guides = Compiler(vocabulary), [Guide("regex", "a" * length) for length in range(1, 7)]
+    for guide in guides:
+        compiler._compile(guide).result()
+    for guide in guides[:3]:  # their requests still run
+        compiler._renewed(guide, compiler._compile(guides[-1]).result())
+    compiler._compile(Guide("regex", "b")).result()
+
+    assert len(compiler._compiled) == 2
+    compiler.close()
