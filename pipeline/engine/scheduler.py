@@ -74,8 +74,8 @@ class Scheduler:
         self._queue = WaitingQueue(max_queue_size, engine.limits.max_batch_size)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        # Start of the last pass, in nanoseconds since 1970, for receivers of its events.
-        self.pass_started_ns = 0
+        # Start of the last pass, in seconds of time.perf_counter, for receivers of its events.
+        self.pass_started = 0.0
         # An object per step while it runs, for `PassWatch`.
         self.running_step: object | None = None
 
@@ -145,7 +145,7 @@ class Scheduler:
         if not planned:
             return
         masks = [start_masks(running, item) for running, item in planned]
-        self.pass_started_ns = time.time_ns()
+        self.pass_started = time.perf_counter()
         started = time.perf_counter()
         try:
             results = self.engine.verify([item for _, item in planned])

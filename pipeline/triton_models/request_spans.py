@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,8 +30,7 @@ def traced(tracer: Tracer | None, tensors: Tensors, on_end: OnEnd) -> tuple[Tens
             "lookahead.draft_tokens": metrics.statistics.num_draft_tokens,
             "lookahead.accepted_tokens": metrics.statistics.num_accepted_tokens,
         }
-        started_ns = time.time_ns() - int(1e9 * (time.perf_counter() - metrics.started))
-        tracer.record(span_of("lookahead_bls", context, parent, started_ns, attributes))
+        tracer.record(span_of("lookahead_bls", context, parent, metrics.started, attributes))
         on_end(metrics, trie)
 
     return {**tensors, TRACEPARENT: np.asarray([[context.traceparent.encode()]], np.object_)}, record
@@ -47,8 +45,8 @@ class PassSpans:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
 
-    def span(self, event: StepEvent, started_ns: int) -> Span:
-        """Span of the pass that ends now with `event`. started_ns: nanoseconds since 1970."""
+    def span(self, event: StepEvent, started: float) -> Span:
+        """Span of the pass that ends now with `event`. started: seconds of time.perf_counter."""
         drafted, accepted = event.statistics.num_draft_tokens, event.statistics.num_accepted_tokens
         attributes = {
             "lookahead.tokens": len(event.token_ids),
@@ -56,7 +54,7 @@ class PassSpans:
             "lookahead.accepted_tokens": accepted - self.num_accepted_tokens,
         }
         self.num_draft_tokens, self.num_accepted_tokens = drafted, accepted
-        return span_of("engine pass", self.parent.child(), self.parent, started_ns, attributes)
+        return span_of("engine pass", self.parent.child(), self.parent, started, attributes)
 
 
 def pass_spans(tensors: Tensors) -> PassSpans | None:

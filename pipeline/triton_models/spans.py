@@ -15,6 +15,8 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from http.client import HTTPException
 from typing import Any, NamedTuple
 
 # Environment variable with the URL to which a server sends its spans.
@@ -65,17 +67,19 @@ Span = dict[str, Any]
 
 
 def span_of(
-    name: str, context: SpanContext, parent: SpanContext, started_ns: int, attributes: Mapping[str, str | int]
+    name: str, context: SpanContext, parent: SpanContext, started: float, attributes: Mapping[str, str | int]
 ) -> Span:
-    """A span that ends now, in the JSON encoding of OTLP 1.0. started_ns: nanoseconds since 1970."""
+    """A span that ends now, in the JSON encoding of OTLP 1.0. started: seconds of time.perf_counter, because the clock
+    of the day may be set meanwhile."""
+    ended_ns = time.time_ns()
     return {
         "traceId": context.trace_id,
         "spanId": context.span_id,
         "parentSpanId": parent.span_id,
         "name": name,
         "kind": _INTERNAL,
-        "startTimeUnixNano": str(started_ns),
-        "endTimeUnixNano": str(time.time_ns()),
+        "startTimeUnixNano": str(ended_ns - int(1e9 * (time.perf_counter() - started))),
+        "endTimeUnixNano": str(ended_ns),
         "attributes": _pairs(attributes),
     }
 
@@ -100,13 +104,14 @@ class Tracer:
             self._queue.put(span)
 
     def close(self) -> None:
-        """Send the queued spans and stop the thread."""
+        """Send the queued spans, unless the collector is down, and stop the thread."""
         self._closing.set()
-        self._queue.put(None)
+        with suppress(queue.Full):  # then the thread does not wait
+            self._queue.put_nowait(None)
         self._thread.join()
 
     def _work(self) -> None:
-        while not (self._closing.is_set() and self._queue.empty()):
+        while not (self._closing.is_set() and (self._has_failed or self._queue.empty())):
             first = self._queue.get()
             self._closing.wait(_PERIOD_S)  # so that more spans share a message
             waiting = [first, *(self._queue.get() for _ in range(min(self._queue.qsize(), _MAX_SENT - 1)))]
@@ -121,7 +126,7 @@ class Tracer:
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
                 self._has_failed = False
-        except OSError as error:
+        except (OSError, HTTPException) as error:  # the latter from a port with another protocol, such as gRPC
             if not self._has_failed:
                 logger.warning("%d spans could not be sent to %s: %s", len(spans), self._url, error)
             self._has_failed = True

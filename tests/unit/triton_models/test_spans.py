@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
+from socketserver import BaseRequestHandler, TCPServer
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.engine.submission import StepEvent
+from pipeline.triton_models import spans
 from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
 from pipeline.triton_models.request_spans import pass_spans, traced
 from pipeline.triton_models.spans import (
@@ -25,6 +28,7 @@ from pipeline.triton_models.spans import (
     tracer_of,
 )
 from tests.http_server import serving
+from tests.servers import wait_for
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = f"00-{TRACE}-{SPAN}-01"
@@ -78,8 +82,10 @@ def test_an_unsampled_or_malformed_one_names_none(traceparent: str | None) -> No
 def test_a_message_is_one_of_otlp(tracer: Tracer, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = SpanContext(TRACE, SPAN)
     context = parent.child()
-    monkeypatch.setattr(time, "time_ns", lambda: 7)
-    tracer.record(span_of("engine pass", context, parent, 5, {"a": 3, "b": "x"}))
+    # Two seconds later, between which the clock of the day was set back.
+    monkeypatch.setattr(time, "perf_counter", lambda: 12.0)
+    monkeypatch.setattr(time, "time_ns", lambda: 7_000_000_000)
+    tracer.record(span_of("engine pass", context, parent, 10.0, {"a": 3, "b": "x"}))
 
     assert sent_spans(tracer) == [
         {
@@ -88,8 +94,8 @@ def test_a_message_is_one_of_otlp(tracer: Tracer, monkeypatch: pytest.MonkeyPatc
             "parentSpanId": SPAN,
             "name": "engine pass",
             "kind": 1,
-            "startTimeUnixNano": "5",
-            "endTimeUnixNano": "7",
+            "startTimeUnixNano": "5000000000",
+            "endTimeUnixNano": "7000000000",
             "attributes": [
                 {"key": "a", "value": {"intValue": "3"}},
                 {"key": "b", "value": {"stringValue": "x"}},
@@ -106,6 +112,27 @@ def test_a_collector_that_is_gone_costs_spans_only(caplog: pytest.LogCaptureFixt
     tracer.close()
 
     assert "1 spans could not be sent" in caplog.text
+
+
+class Foreign(BaseRequestHandler):
+    """A port with another protocol, such as gRPC: what it sends is no HTTP."""
+
+    def handle(self) -> None:
+        self.request.recv(1000)
+        self.request.sendall(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\n")
+
+
+def test_a_collector_with_another_protocol_costs_spans_only(caplog: pytest.LogCaptureFixture) -> None:
+    span = span_of("x", SpanContext(TRACE, SPAN), SpanContext(TRACE, SPAN), 0, {})
+    with TCPServer(("127.0.0.1", 0), Foreign) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tracer = Tracer(f"http://127.0.0.1:{server.server_address[1]}/v1/traces", "lookahead-bls")
+        tracer.record(span)
+        wait_for(lambda: "1 spans could not be sent" in caplog.text)
+        for _ in range(2 * spans._MAX_WAITING):
+            tracer.record(span)
+        tracer.close()  # without sending them all
+        server.shutdown()
 
 
 def test_a_request_is_the_parent_of_what_it_calls(tracer: Tracer) -> None:
@@ -141,13 +168,13 @@ def test_a_request_outside_of_a_sampled_trace_stays_as_it_is(tracer: Tracer, ten
 
 
 def test_a_pass_has_the_counts_of_its_own() -> None:
-    spans = pass_spans(tensor(SAMPLED))
-    assert spans is not None
+    passes = pass_spans(tensor(SAMPLED))
+    assert passes is not None
     statistics = GenerationStatistics()
     counts = []
     for drafted, accepted, token_ids in ((4, 2, [1, 2, 3]), (9, 2, [4])):
         statistics.num_draft_tokens, statistics.num_accepted_tokens = drafted, accepted
-        span = spans.span(StepEvent("id", token_ids, statistics), started_ns=1)
+        span = passes.span(StepEvent("id", token_ids, statistics), started=1.0)
         assert (span["traceId"], span["parentSpanId"]) == (TRACE, SPAN)
         counts.append(tuple(pair["value"]["intValue"] for pair in span["attributes"]))
 

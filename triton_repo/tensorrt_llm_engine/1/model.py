@@ -167,7 +167,7 @@ class TritonPythonModel:
             if last:
                 del self._requests[key]
         if self._tracer is not None and call.spans is not None and event.token_ids:
-            self._tracer.record(call.spans.span(event, self._scheduler.pass_started_ns))
+            self._tracer.record(call.spans.span(event, self._scheduler.pass_started))
         if event.error is not None:
             request.client.send(error_response(event.error), last=last)
             return
