@@ -19,6 +19,7 @@ from pipeline.engine.artifact import artifact_dir
 from pipeline.engine.backend import Finding, backend_of
 from pipeline.engine.fingerprint import version_of
 from pipeline.errors import ConfigError, UserError
+from pipeline.server.discovery import check_etcd
 from pipeline.server.startup import check_start
 
 _DISTRIBUTION = "lookahead-pipeline"
@@ -162,6 +163,8 @@ def examine_config(model: str, profile: str, overrides: Sequence[str]) -> Iterat
 
     yield _tried("build here", check_build)
     yield _tried("serve here", lambda: check_start(resolved, places()))
+    if resolved.profile.server.discovery == "etcd":
+        yield _tried("discovery", check_etcd)
 
 
 def _tried(part: str, check: Callable[[], str]) -> Finding:

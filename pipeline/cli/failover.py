@@ -12,8 +12,7 @@ from pipeline.cli import output
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.failover import FailoverReport, verify_failover
-from pipeline.dynamo.fleet import openai_url, start_fleet
-from pipeline.dynamo.services import require_dynamo
+from pipeline.dynamo.fleet import check_fleet, openai_url, start_fleet
 from pipeline.server.ports import LOOPBACK
 from pipeline.server.startup import check_start, prepare
 
@@ -25,11 +24,11 @@ _OWN = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0, "ho
 
 def run_failover(resolved: ResolvedConfig, places: Places, num_kills: int, max_tokens: int, as_json: bool) -> None:
     """Run the comparison. Raises typer.Exit with code 1 if an output differs or a request fails."""
-    require_dynamo()
     server = resolved.profile.server
     settings = {"openai": True, "replicas": max(2, server.replicas), "max_restarts": num_kills, **_OWN}
     resolved = resolved.with_settings("server", **settings)
     check_start(resolved, places)
+    check_fleet(resolved)
     with output.working("failover") as note:
         served = prepare(resolved, places, note=note)
         folder = Path(tempfile.mkdtemp(prefix="lookahead-failover-"))

@@ -17,7 +17,7 @@ _MENTIONS_TOOLS = re.compile(r"\btools\b")
 
 def write_card(artifact: Artifact, run_dir: Path) -> Path:
     """Write the card of an artifact into a subfolder of the run folder. Returns the subfolder."""
-    folder = run_dir / CARD / artifact.resolved.model.name / artifact.resolved.profile.name
+    folder = run_dir / CARD / artifact.resolved.model.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     configuration = artifact.engine_dir.glob("*config.json")

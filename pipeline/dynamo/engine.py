@@ -30,16 +30,21 @@ from pipeline.dynamo.entries import Entries
 from pipeline.dynamo.metrics import PREFIX, DraftMetrics, speculative_decoding
 from pipeline.dynamo.request_tensors import TokenRequest, has_tools, takes_engine_data, token_request
 from pipeline.dynamo.servers import TritonServers
-from pipeline.dynamo.spec import FILE_KV, TRITON_KEYS, WorkerSpec
+from pipeline.dynamo.spec import TRITON_KEYS, WorkerSpec
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError, RequestError, ServerError, refused
 from pipeline.gateway.annotations import ENGINE_DATA, FAULT, FIGURES, REFUSAL, STATISTICS, annotation
 from pipeline.gateway.annotations import NAMESPACE as DRAFT_NAMESPACE
+from pipeline.server.discovery import FILE_KV, etcd_urls
 
 logger = logging.getLogger(__name__)
 # Unit of Dynamo's prefix routing. Our KV cache has no blocks.
 KV_BLOCK_SIZE = 16
 _READY_POLL_S = 0.1
+# Interval of empty chunks in a fleet of several machines. Without them the front end cannot tell a request that waits
+# from one whose machine is gone, see `services.SILENCE_S`.
+_HEARTBEAT_S = 3.0
+_HEARTBEAT: dict[str, Any] = {"token_ids": [], "index": 0}
 _FINISH = {"end_token": "stop", "stop_words": "stop", "length": "length", "cancelled": "cancelled"}
 _CANCELLED: dict[str, Any] = {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
 
@@ -61,7 +66,7 @@ class TritonEngine(LLMEngine):
         spec = WorkerSpec.model_validate_json((argv or [""])[0])
         config = WorkerConfig(
             namespace=get_worker_namespace(),
-            model_name=spec.card_dir,
+            model_name=Path(spec.card_dir).name,
             served_model_name=spec.model,
             discovery_backend=spec.discovery,
             tool_call_parser=spec.tool_call_parser,
@@ -85,9 +90,12 @@ class TritonEngine(LLMEngine):
             entries = Entries(Path(folder), worker_id)
             Path(spec.entries_path).write_text(f"{entries.pattern}\n", encoding="utf-8")
             self._keeping = asyncio.create_task(entries.keep())
+        elif spec.discovery == "etcd":  # the id is that of the lease of all its entries
+            lines = [f'{url}/v3/lease/revoke {{"ID": "{worker_id}"}}\n' for url in etcd_urls()]
+            Path(spec.entries_path).write_text("".join(lines), encoding="utf-8")
         blocks = math.ceil(spec.max_seq_len / KV_BLOCK_SIZE)
         return EngineConfig(
-            model=spec.card_dir,
+            model=Path(spec.card_dir).name,
             served_model_name=spec.model,
             llm=LlmRegistration(
                 context_length=spec.max_seq_len,
@@ -132,7 +140,9 @@ class TritonEngine(LLMEngine):
             yield {"token_ids": [], "index": 0, "finish_reason": "length"}
             return
         chunks: asyncio.Queue[Any] = asyncio.Queue()
-        task = asyncio.create_task(self._output(wanted, context, chunks))
+        tasks = [asyncio.create_task(self._output(wanted, context, chunks))]
+        if self._spec.has_other_machines:
+            tasks.append(asyncio.create_task(_beat(chunks)))
         self._running[context.id()] = chunks
         num_sent, finished = 0, False
         try:
@@ -143,12 +153,16 @@ class TritonEngine(LLMEngine):
                     return
                 if isinstance(item, Exception):
                     raise item
+                if item is _HEARTBEAT:
+                    yield _HEARTBEAT
+                    continue
                 num_sent += len(item.token_ids)
                 finished = item.finish_reason is not None
                 yield self._dynamo_chunk(wanted, item, num_sent)
         finally:
             self._running.pop(context.id(), None)
-            task.cancel()
+            for task in tasks:
+                task.cancel()
 
     async def abort(self, context: Context) -> None:
         """End a request whose client has left, or that needs no more tokens."""
@@ -231,6 +245,13 @@ class TritonEngine(LLMEngine):
         return made
 
 
+async def _beat(chunks: asyncio.Queue[Any]) -> None:
+    """Put heartbeats into a queue until cancelled."""
+    while True:
+        await asyncio.sleep(_HEARTBEAT_S)
+        chunks.put_nowait(_HEARTBEAT)
+
+
 def _refusal(error: Exception) -> tuple[int, str]:
     """HTTP status and message for an error of a request."""
     if isinstance(error, BusyError):
@@ -241,4 +262,6 @@ def _refusal(error: Exception) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
+    # Dynamo's checksum of a model card covers the path, and workers of one model must have the same checksum.
+    os.chdir(Path(WorkerSpec.model_validate_json(sys.argv[1]).card_dir).parent)
     run(TritonEngine, sys.argv[1:])

@@ -23,9 +23,9 @@ from pipeline.dynamo.services import (
     require_dynamo,
     worker_service,
 )
-from pipeline.dynamo.spec import FILE_KV
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
+from pipeline.server.discovery import FILE_KV, check_etcd
 from pipeline.server.failure import passing_failure
 from pipeline.server.gateway import OPENAI, set_replicas
 from pipeline.server.ports import LOOPBACK, choose_ports
@@ -180,6 +180,8 @@ def check_fleet(resolved: ResolvedConfig, join: bool = False) -> None:
     if server.openai:
         require_dynamo()
         check_tool_call_parser(resolved.model)
+    if server.openai and server.discovery == "etcd":
+        check_etcd()
     if server.openai and not join:
         choose_ports(server, with_openai=True)
 

@@ -13,16 +13,17 @@ import httpx
 from pipeline.config.places import CODE
 from pipeline.config.schema import ModelConfig, ResolvedConfig, ServerConfig
 from pipeline.config.threads import NUM_THREADS
-from pipeline.dynamo.spec import DYNAMO_NAMESPACE, FILE_KV, NAMESPACE, RPC_HOST, TRITON_KEYS, WorkerSpec
+from pipeline.dynamo.spec import DYNAMO_NAMESPACE, NAMESPACE, RPC_HOST, TRITON_KEYS, WorkerSpec
 from pipeline.engine.backend import backend_of
 from pipeline.errors import ServerError
+from pipeline.server.discovery import ETCD_LEASE_TTL, FILE_KV, has_other_machines
 from pipeline.server.ports import free_port
 from pipeline.server.service import Service
 from pipeline.server.state import SERVICES, ServerState, answers, reachable
 
 FRONT_END, WORKER = "front-end", "worker"
 DISCOVERY = "discovery"
-# File with the glob pattern of a worker's entries in the discovery folder.
+# File with a worker's entries in discovery, see `GuardSpec.leftovers_path`.
 ENTRIES = "entries"
 INSTALL = "pip install 'lookahead-pipeline[dynamo]'"
 _LOOPBACK = "127.0.0.1"
@@ -33,6 +34,10 @@ _MIGRATION_LIMIT = 100
 # router mode `kv` finds the prefix without sessions, but in 1.4.2 it does not migrate a running request.
 _ROUTING = ("--router-session-affinity-ttl-secs", "3600")
 _STARTUP_S = 120.0
+# Time after which the front end gives up a worker of another machine that sends neither tokens nor heartbeats.
+SILENCE_S = 10.0
+# Time for which etcd may be away before the front end ends. Its entries are not used by others, so they may be wrong.
+_FRONT_END_LEASE_S = 600
 
 
 def has_dynamo() -> bool:
@@ -113,6 +118,9 @@ def worker_service(
 def front_end_service(resolved: ResolvedConfig, run_dir: Path, host: str, port: int) -> Service:
     """Service of the OpenAI front end, which is ready when it lists the model. host, port: address to listen on."""
     environment = _environment(resolved.profile.server, run_dir, FRONT_END)
+    if has_other_machines(resolved.profile.server):
+        environment.setdefault("DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS", f"{SILENCE_S:.0f}")
+        environment[ETCD_LEASE_TTL] = f"{_FRONT_END_LEASE_S}"
     argv = [
         *(sys.executable, "-m", "dynamo.frontend"),
         *("--http-host", host, "--http-port", str(port)),
@@ -129,11 +137,6 @@ def front_end_service(resolved: ResolvedConfig, run_dir: Path, host: str, port: 
 def has_several_workers(server: ServerConfig) -> bool:
     """Whether the front end can have more than one worker."""
     return server.replicas > 1 or has_other_machines(server)
-
-
-def has_other_machines(server: ServerConfig) -> bool:
-    """Whether the fleet can have workers on other machines."""
-    return server.discovery != "file" or FILE_KV in os.environ
 
 
 def lists_model(url: str, model: str) -> bool:

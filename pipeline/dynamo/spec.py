@@ -16,8 +16,6 @@ RPC_HOST = "DYN_TCP_RPC_HOST"
 # Environment variable with the access keys of the Triton servers, separated by commas. They are not in the spec,
 # because other users can read a command line.
 TRITON_KEYS = "LOOKAHEAD_TRITON_KEYS"
-# Dynamo's environment variable with the discovery folder, which machines can share.
-FILE_KV = "DYN_FILE_KV"
 Discovery = Literal["file", "etcd", "kubernetes"]
 
 
@@ -35,6 +33,6 @@ class WorkerSpec(Frozen):
     max_batch_size: int = Field(description="Limit of sequences in a batch.")
     prompt_ignore_length: bool = Field(description="Whether the engine can exclude the prompt from penalties.")
     tool_call_parser: str | None = Field(None, description="Dynamo's parser of the model's tool calls.")
-    entries_path: str = Field(description="File for the glob pattern of the worker's discovery entries.")
+    entries_path: str = Field(description="File for the worker's discovery entries, see `GuardSpec.leftovers_path`.")
     is_traced: bool = Field(False, description="Whether Triton's models send spans to a collector.")
     startup_timeout_s: float = Field(300.0, description="Time limit for Triton to become ready, in seconds.")

@@ -17,8 +17,7 @@ SAMPLE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MachineLoad:
-    """Load of the machine during a measurement. others: cores that other programs used on average. cores: those that
-    this process may use."""
+    """others: cores that other programs used on average. cores: those that this process may use."""
 
     others: float
     cores: int

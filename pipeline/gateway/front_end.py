@@ -36,6 +36,8 @@ _LOST_WORKER = ("Internal server error", "Service temporarily unavailable")
 # How often a request is sent again after that.
 _MAX_LOST = 2
 _RETRY_PAUSE_S = 0.1
+# Sentence if only the front end's template engine refuses a conversation. The id of the request follows.
+_NO_REASON = "the OpenAI front end cannot apply the chat template to these messages; its log says why under"
 # Time limit for the request that finds the reason of a refusal.
 _REASON_S = 5.0
 
@@ -45,11 +47,12 @@ class Asked(Onward):
     """A request to the front end. is_served: whether the front end serves the requested model, so that 404 means that
     it has no worker at the moment. renderer: template, without a body, of the request to the Triton model that reports
     why the chat template refuses a conversation; None without a conversation. is_whole: whether the client receives the
-    stream as a whole response."""
+    stream as a whole response. listed_s: see `DeploymentSpec`."""
 
     is_served: bool = False
     renderer: Onward | None = None
     is_whole: bool = False
+    listed_s: float = 0.0
 
 
 class _Absent(Exception):
@@ -66,9 +69,10 @@ class _Lost(Exception):
 async def chunks_of(transport: Transport, asked: Asked) -> AsyncGenerator[Json | bytes, None]:
     """Yield the chunks of the response, and events without JSON as they are. Sends the request again while the front
     end cannot reach a worker, and after its workers or the front end have died. Raises Refusal."""
-    resumption, patient_until = Resumption(), anyio.current_time() + _PATIENCE_S
+    resumption, listed_until = Resumption(), anyio.current_time() + asked.listed_s
     num_absent, num_lost, has_worker = 0, 0, False
     while True:
+        patient_until = listed_until + _PATIENCE_S
         try:
             async with aclosing(_attempt(transport, asked, anyio.current_time() < patient_until)) as items:
                 # Nothing of an incomplete response is used if the client receives it as a whole.
@@ -85,13 +89,16 @@ async def chunks_of(transport: Transport, asked: Asked) -> AsyncGenerator[Json |
             reason = await _reason_of(transport, asked, lost.refusal)
             if reason is not lost.refusal or num_lost > _MAX_LOST or not resumption.resume():
                 raise reason from lost
-            patient_until = anyio.current_time() + _PATIENCE_S
+            listed_until = anyio.current_time() + asked.listed_s
         except _Absent:
             num_absent += 1
-            # Two dead workers may fail the first two attempts; the front end then avoids them for a while.
             if has_worker:
-                raise await _refusal_of_conversation(transport, asked) from None
-            if num_absent == 2:
+                if num_absent == 3 and (refusal := await _refusal_of_conversation(transport, asked)) is not None:
+                    raise refusal from None
+                # As long as a dead worker is listed, attempts may reach it, and those of a session reach no other.
+                if anyio.current_time() >= listed_until:
+                    raise Refusal(400, f"{_NO_REASON} {asked.request_id}") from None
+            elif num_absent == 2:
                 has_worker = await _has_worker(transport, asked)
         await anyio.sleep(_RETRY_PAUSE_S)
 
@@ -143,9 +150,9 @@ async def _has_worker(transport: Transport, asked: Asked) -> bool:
     return False
 
 
-async def _refusal_of_conversation(transport: Transport, asked: Asked) -> Refusal:
-    """Refusal for a conversation that the front end cannot convert to a prompt. A request to Triton for one token
-    returns the reason, unless it is one of the front end's template engine only."""
+async def _refusal_of_conversation(transport: Transport, asked: Asked) -> Refusal | None:
+    """Triton's refusal of a conversation that the front end may be unable to convert to a prompt, from a request for
+    one token; None if Triton accepts it."""
     assert asked.renderer is not None
     body = parse_json(asked.body)
     sent = {
@@ -158,8 +165,7 @@ async def _refusal_of_conversation(transport: Transport, asked: Asked) -> Refusa
         async with transport(replace(asked.renderer, body=write_json(sent))) as response:
             if response.status == 400:
                 return refusal_of(400, text_of_body(await start_of(response.chunks)), asked.request_id)
-    sentence = "the OpenAI front end cannot apply the chat template to these messages; its log says why under"
-    return Refusal(400, f"{sentence} {asked.request_id}")
+    return None
 
 
 def _with_text(message: Any) -> Any:

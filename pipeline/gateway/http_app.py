@@ -218,6 +218,7 @@ class HttpGateway:
                 is_served=checked.model == deployment.spec.model,
                 renderer=renderer,
                 is_whole=checked.is_whole,
+                listed_s=deployment.spec.listed_s,
             )
             for sent, own_id in zip(checked.bodies, ids, strict=True)
         ]

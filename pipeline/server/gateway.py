@@ -16,6 +16,7 @@ from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, TritonSpec, statu
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, public_models
 from pipeline.repository.render import check_repository
 from pipeline.server.companions import changing_state
+from pipeline.server.discovery import listed_s
 from pipeline.server.ports import LOOPBACK, OpenAIPorts
 from pipeline.server.service import Service
 from pipeline.server.state import GATEWAY, SERVICES, ServerState, answers, reachable, service_state_path
@@ -76,6 +77,7 @@ def deployment_spec(
         public_models=models if server.gateway.inner_models else public_models(models, not server.api_keys),
         tenant_models=(FRONT_MODEL, STOCK_FRONT_MODEL),
         max_seq_len=resolved.profile.engine.max_seq_len,
+        listed_s=listed_s(server),
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import glob
+import http.client
 import json
 import os
 import select
@@ -20,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -43,6 +45,7 @@ _LOADING_SECONDS = 1.0
 DRAIN_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 _CLEAN_UP_SECONDS = 30.0
+_POST_SECONDS = 2.0
 # Default limit of restarts.
 MAX_RESTARTS = 3
 _RESTART_WINDOW_S = 600.0
@@ -61,8 +64,8 @@ class GuardSpec:
     removed with the shared memory. owner: pid and start time of a process with which the server ends. url: of Triton's
     HTTP interface; empty for other processes. hang_seconds: limit of inactivity until the server is ready.
     max_restarts: limit of restarts within restart_window_s. companions: state files of services that end with the last
-    of the servers in their `ends_with`. leftovers_path: file in which the server lists patterns of files to remove at
-    its end."""
+    of the servers in their `ends_with`. leftovers_path: file in which the server lists what to remove at its end, one
+    per line: a pattern of files, or an HTTP URL and after a space the JSON to send there."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -208,9 +211,18 @@ def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
 
 def _remove_leftovers(spec: GuardSpec) -> None:
     with suppress(OSError):
-        for pattern in Path(spec.leftovers_path).read_text(encoding="utf-8").splitlines():
-            for name in glob.glob(pattern):
+        for line in Path(spec.leftovers_path).read_text(encoding="utf-8").splitlines():
+            url, _, body = line.partition(" ")
+            if url.startswith("http://"):
+                _post(url, body)
+            for name in glob.glob(line):
                 Path(name).unlink(missing_ok=True)
+
+
+def _post(url: str, body: str) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with suppress(OSError, http.client.HTTPException, ValueError):
+        opener.open(urllib.request.Request(url, body.encode()), timeout=_POST_SECONDS).close()
 
 
 @dataclass(frozen=True, slots=True)

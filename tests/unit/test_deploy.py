@@ -18,6 +18,7 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.services import front_end_service
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL
+from pipeline.server.discovery import listed_s
 from pipeline.server.guard import DRAIN_SECONDS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -81,11 +82,13 @@ def test_the_pods_of_the_graph_deployment_run_without_rights():
 
 def test_the_front_end_of_the_graph_deployment_has_the_options_of_ours():
     (main, _) = FRONT["podTemplate"]["spec"]["containers"]
-    resolved = resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu", "server.replicas=2"))
-    ours = front_end_service(resolved, Path("/run"), "127.0.0.1", 1).argv
+    resolved = resolve_config("tiny-random-llama", "latency", ("backend=torch", "server.discovery=kubernetes"))
+    service = front_end_service(resolved, Path("/run"), "127.0.0.1", 1)
+    ours = service.argv
 
     assert main["command"] == ["python3", *ours[1:3]]
     assert main["args"] == ours[ours.index("1") + 1 :]
+    assert [each["value"] for each in main["env"]] == [service.environment[each["name"]] for each in main["env"]]
 
 
 def test_the_gateway_of_the_graph_deployment_fits_its_workers():
@@ -103,6 +106,7 @@ def test_the_gateway_of_the_graph_deployment_fits_its_workers():
         resolved.model.name,
         resolved.profile.engine.max_seq_len,
     )
+    assert spec.deployment.listed_s == listed_s(server)
     assert set(spec.deployment.public_models) == {FRONT_MODEL, STOCK_FRONT_MODEL}
     assert {port["containerPort"] for port in main["ports"]} == {
         server.http_port,

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
 
+from pipeline.dynamo import engine
 from pipeline.dynamo.engine import TritonEngine
-from pipeline.dynamo.spec import FILE_KV
 from pipeline.dynamo.triton_stream import TokenChunk
 from pipeline.errors import BusyError, EngineError, RequestError, ServerError
+from pipeline.server.discovery import ETCD_ENDPOINTS, FILE_KV
 from tests.unit.dynamo.requests import SPEC, request
 from tests.unit.triton_stand_in import serving
 
@@ -45,9 +46,9 @@ class Context:
 
 def ask(num_tokens: int, error: Exception, **fields: Any) -> list[Any]:
     async def work() -> list[Any]:
-        engine = TritonEngine(SPEC)
-        engine._servers = Servers(num_tokens, error)  # type: ignore[assignment]
-        return [chunk async for chunk in engine.generate(request(**fields), Context())]  # type: ignore[arg-type]
+        worker = TritonEngine(SPEC)
+        worker._servers = Servers(num_tokens, error)  # type: ignore[assignment]
+        return [chunk async for chunk in worker.generate(request(**fields), Context())]  # type: ignore[arg-type]
 
     return asyncio.run(work())
 
@@ -87,15 +88,52 @@ def test_a_server_that_is_gone_moves_the_request(fields):
         ask(2, EngineError("gone"), **fields)
 
 
+def test_a_request_that_waits_sends_heartbeats_to_another_machine(monkeypatch):
+    monkeypatch.setattr(engine, "_HEARTBEAT_S", 0.01)
+
+    class Slow:
+        async def generate(self, *_: object) -> AsyncGenerator[TokenChunk, None]:
+            await asyncio.sleep(0.1)
+            yield TokenChunk([1], "length")
+
+    async def chunks(has_other_machines: bool) -> list[Any]:
+        worker = TritonEngine(SPEC.model_copy(update={"has_other_machines": has_other_machines}))
+        worker._servers = Slow()  # type: ignore[assignment]
+        return [chunk async for chunk in worker.generate(request(), Context())]  # type: ignore[arg-type]
+
+    *beats, last = asyncio.run(chunks(True))
+    assert last["token_ids"] == [1]
+    assert beats
+    assert all(beat == {"token_ids": [], "index": 0} for beat in beats)
+    assert len(asyncio.run(chunks(False))) == 1
+
+
+def test_a_worker_lists_its_lease_of_etcd_for_its_guard(tmp_path, monkeypatch):
+    monkeypatch.delenv(FILE_KV, raising=False)
+    monkeypatch.setenv(ETCD_ENDPOINTS, "http://a:1,http://b:2")
+
+    async def start() -> None:
+        async with serving() as (_, url):
+            spec = {"triton_urls": (url,), "discovery": "etcd", "entries_path": str(tmp_path / "entries")}
+            worker = TritonEngine(SPEC.model_copy(update=spec))
+            await worker.start(7)
+            await worker.cleanup()
+
+    asyncio.run(start())
+    assert (tmp_path / "entries").read_text() == "".join(
+        f'{url}/v3/lease/revoke {{"ID": "7"}}\n' for url in ("http://a:1", "http://b:2")
+    )
+
+
 def test_a_worker_starts_without_its_own_server_if_another_one_is_ready(monkeypatch):
     monkeypatch.delenv(FILE_KV, raising=False)
 
     async def start(*urls: str) -> str | None:
-        engine = TritonEngine(SPEC.model_copy(update={"triton_urls": urls, "startup_timeout_s": 0.1}))
+        worker = TritonEngine(SPEC.model_copy(update={"triton_urls": urls, "startup_timeout_s": 0.1}))
         try:
-            return (await engine.start(1)).served_model_name
+            return (await worker.start(1)).served_model_name
         finally:
-            await engine.cleanup()
+            await worker.cleanup()
 
     async def work() -> None:
         async with serving() as (_, url):

@@ -13,11 +13,12 @@ from pipeline.bench.validation.validation import FREE_PORTS
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo import services
-from pipeline.dynamo.engine import TritonEngine
+from pipeline.dynamo.engine import _HEARTBEAT_S, TritonEngine
 from pipeline.dynamo.fleet import check_fleet, openai_url, without_openai
 from pipeline.dynamo.services import front_end_service, require_dynamo, worker_service
-from pipeline.dynamo.spec import DYNAMO_NAMESPACE, FILE_KV, NAMESPACE, RPC_HOST, TRITON_KEYS, WorkerSpec
+from pipeline.dynamo.spec import DYNAMO_NAMESPACE, NAMESPACE, RPC_HOST, TRITON_KEYS, WorkerSpec
 from pipeline.errors import ConfigError, ServerError
+from pipeline.server.discovery import ETCD_ENDPOINTS, ETCD_LEASE_TTL, FILE_KV
 from pipeline.server.state import find_replicas, replica_dir
 from tests.server_states import STATE, state_of
 from tests.unit.dynamo.requests import SPEC
@@ -59,7 +60,29 @@ def test_a_fleet_over_etcd_listens_at_the_address_of_its_machine(tmp_path, monke
     environment = front_end_service(config("server.discovery=etcd"), tmp_path, "127.0.0.1", 8080).environment
 
     assert environment["DYN_DISCOVERY_BACKEND"] == "etcd"
+    assert float(environment["DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS"]) > 3 * _HEARTBEAT_S
+    assert environment[ETCD_LEASE_TTL] == "600"
     assert RPC_HOST not in environment
+
+
+def test_the_processes_of_one_machine_need_no_heartbeats(tmp_path, monkeypatch):
+    """Their connections break with them, and a machine that sleeps would seem to be silent."""
+    monkeypatch.delenv(FILE_KV, raising=False)
+    environment = front_end_service(config(), tmp_path, "127.0.0.1", 8080).environment
+
+    assert "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS" not in environment
+    assert ETCD_LEASE_TTL not in environment
+
+
+def test_workers_of_all_machines_have_the_same_path_in_their_model_card(tmp_path):
+    """Dynamo's checksum of a card covers the path, and a front end uses cards of one checksum only."""
+    paths = set()
+    for machine in ("a", "b"):
+        service = worker_service(1, config(), [STATE], tmp_path / machine / "card" / "m", tmp_path)
+        _, worker_config = asyncio.run(TritonEngine.from_args([service.argv[-1]]))
+        paths.add(worker_config.model_name)
+
+    assert paths == {"m"}
 
 
 def test_front_ends_of_other_machines_can_load_the_model_card_of_a_worker(tmp_path, monkeypatch):
@@ -133,7 +156,9 @@ def test_a_machine_without_a_fleet_cannot_join(overrides, sentence, monkeypatch)
 
     with pytest.raises(ServerError, match=sentence):
         check_fleet(config(*overrides), join=True)
-    check_fleet(config("server.discovery=etcd"), join=True)
+    monkeypatch.setenv(ETCD_ENDPOINTS, "http://127.0.0.1:1")
+    with pytest.raises(ServerError, match="no etcd answers"):
+        check_fleet(config("server.discovery=etcd"), join=True)
 
 
 def test_a_parser_that_dynamo_lacks_is_named_before_an_engine_is_built():

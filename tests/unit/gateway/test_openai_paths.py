@@ -149,6 +149,24 @@ def test_a_conversation_that_only_the_front_end_refuses_is_refused_with_the_plac
     assert given.json()["error"]["message"].endswith(f"its log says why under {given.headers['x-request-id']}")
 
 
+@pytest.mark.parametrize(("listed_s", "status"), [(60.0, 200), (0.0, 400)])
+def test_a_conversation_is_sent_again_while_a_dead_worker_may_be_listed(monkeypatch, listed_s, status):
+    """Its attempts go to the dead worker, while that of the plain prompt finds another one."""
+    monkeypatch.setattr(front_end, "_RETRY_PAUSE_S", 0.001)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == GENERATE:
+            return json_answer(200, {})
+        return plain_prompts_only(request) if len(back.requests) < 20 else streamed(a=1)
+
+    back = behind(answer)
+    spec = spec_of()
+    spec = spec.model_copy(update={"deployment": spec.deployment.model_copy(update={"listed_s": listed_s})})
+    given = send(back, "POST", "/v1/chat/completions", spec, json={"model": "m", "messages": MESSAGES})
+
+    assert given.status_code == status
+
+
 @pytest.mark.parametrize("num_failed", [2, 5])
 def test_a_conversation_waits_for_its_worker(monkeypatch, num_failed):
     monkeypatch.setattr(front_end, "_RETRY_PAUSE_S", 0.001)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
@@ -188,3 +189,30 @@ def test_a_server_that_was_suspended_with_its_guard_does_not_hang(monkeypatch):
 
 def test_a_service_without_an_address_does_not_hang(monkeypatch):
     assert FakeServer(monkeypatch, url="").found(100) == ""
+
+
+def test_entries_in_discovery_are_removed_from_a_folder_and_from_etcd(tmp_path):
+    received = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_error(404)  # a lease that has ended
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    entry, leftovers = tmp_path / "entry", tmp_path / "leftovers"
+    entry.touch()
+    with HTTPServer(("127.0.0.1", 0), Handler) as etcd:
+        thread = threading.Thread(target=etcd.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{etcd.server_port}/v3/lease/revoke"
+        leftovers.write_text(
+            f'http://127.0.0.1:1/v3/lease/revoke {{"ID": "7"}}\n{url} {{"ID": "7"}}\n{tmp_path}/ent*\n'
+        )
+        guard._remove_leftovers(GuardSpec([], {}, str(tmp_path), "state", SERVER, leftovers_path=str(leftovers)))
+        thread.join()
+
+    assert received == [("/v3/lease/revoke", b'{"ID": "7"}')]
+    assert not entry.exists()

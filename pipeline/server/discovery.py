@@ -1,0 +1,77 @@
+"""Discovery, through which the processes of a fleet find each other. Dynamo reads the environment variables."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import httpx
+
+from pipeline.config.schema import ServerConfig
+from pipeline.errors import ServerError
+
+# Folder that processes, or machines, share (`server.discovery: file`).
+FILE_KV = "DYN_FILE_KV"
+# URLs of etcd, separated by commas, and the time after which it forgets a process that is gone, in whole seconds.
+ETCD_ENDPOINTS, ETCD_LEASE_TTL = "ETCD_ENDPOINTS", "ETCD_LEASE_TTL"
+_DEFAULT_ENDPOINT = "http://localhost:2379"
+# Dynamo's default of ETCD_LEASE_TTL. The shared folder has the same time.
+_LEASE_S = 10.0
+# Time for the front end to learn that a worker is not listed any more.
+_NEWS_S = 2.0
+_ANSWER_S = 3.0
+
+
+def has_other_machines(server: ServerConfig, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the fleet can have workers on other machines."""
+    return server.discovery != "file" or FILE_KV in environment
+
+
+def listed_s(server: ServerConfig, environment: Mapping[str, str] = os.environ) -> float:
+    """Time for which a worker whose machine is gone may be listed, in seconds. Zero on one machine, where guards remove
+    the entries."""
+    if not has_other_machines(server, environment):
+        return 0.0
+    lease_s = _LEASE_S
+    if server.discovery == "etcd":
+        with suppress(ValueError):  # Dynamo then uses its default
+            lease_s = float(int(environment.get(ETCD_LEASE_TTL, "")))
+    return lease_s + _NEWS_S
+
+
+def etcd_urls(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """URLs of the members of etcd."""
+    found = (part.strip().rstrip("/") for part in environment.get(ETCD_ENDPOINTS, _DEFAULT_ENDPOINT).split(","))
+    return [part if "://" in part else f"http://{part}" for part in found if part]
+
+
+def check_etcd(environment: Mapping[str, str] = os.environ) -> str:
+    """Text with the URLs of etcd. Raises ServerError if no member answers; Dynamo itself would try for minutes."""
+    urls = etcd_urls(environment)
+    reasons = [f"{url}: {reason}" for url in urls if (reason := _obstacle(url))]
+    if not urls or len(reasons) == len(urls):
+        raise ServerError(
+            f"server.discovery is etcd, and no etcd answers ({'; '.join(reasons) or 'no URL'}). Start etcd, or set "
+            f"{ETCD_ENDPOINTS} to its URL; {ETCD_ENDPOINTS} is {environment.get(ETCD_ENDPOINTS, 'not set')!r}."
+        )
+    return f"etcd answers at {', '.join(urls)}"
+
+
+def _obstacle(url: str) -> str:
+    """Why a member of etcd does not answer; empty if it does."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "https" and parts.hostname:  # it may require a certificate, which Dynamo has
+            socket.create_connection((parts.hostname, parts.port or 2379), _ANSWER_S).close()
+            return ""
+        answer = httpx.get(f"{url}/health", timeout=_ANSWER_S, trust_env=False)
+    except (httpx.TimeoutException, TimeoutError):
+        return f"no answer in {_ANSWER_S:.0f} s"
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+        return str(error)
+    if '"health"' not in answer.text:
+        return "another program answers there"
+    return "" if answer.status_code == 200 else "it is not healthy; has it lost most of its members?"

@@ -1,0 +1,169 @@
+"""A fleet over a real etcd. Two run folders stand for two machines: the second one joins, dies and vanishes while
+clients send requests. docs/how-to/scale-out.md describes the same with two network namespaces."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pipeline.config.places import Places
+from pipeline.dynamo.failover_requests import KINDS, PROMPTS, ClientOutput, ask, request_body
+from pipeline.dynamo.fleet import Fleet, check_fleet, openai_url, start_fleet, stop_fleet
+from pipeline.dynamo.services import FRONT_END, WORKER
+from pipeline.errors import ServerError
+from pipeline.server.discovery import ETCD_ENDPOINTS, FILE_KV
+from pipeline.server.figures import read_metrics
+from pipeline.server.processes import marked_processes
+from tests.etcd import NO_ETCD, Etcd, etcd_path
+from tests.integration.servers import prepared
+from tests.patience import PATIENCE_S
+from tests.servers import wait_for
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.skipif(etcd_path() is None, reason=NO_ETCD)]
+MODEL = "tiny-random-llama"
+BODIES = [request_body(MODEL, PROMPTS[0], 80, kind) for kind in KINDS]
+
+
+class Machines:
+    """first: the machine with the front end. second: the one that has joined it. expected: outputs for BODIES of the
+    first machine alone."""
+
+    def __init__(self, etcd: Etcd, first: Fleet, folder: Path) -> None:
+        self.etcd, self.first, self.second = etcd, first, first
+        self.folder = folder
+        url = openai_url(first.servers[0].run_dir)
+        assert url is not None
+        self.url = url
+        with httpx.Client(timeout=PATIENCE_S, trust_env=False) as client:
+            self.expected = [ask(client, url, body) for body in BODIES]
+
+    def output_tokens(self) -> list[float]:
+        """Tokens that each machine has put out so far."""
+        pages = (read_metrics(each.state.metrics_url) for each in (self.first, self.second))
+        return [page["lookahead_output_tokens_total"] for page in pages]
+
+    @contextmanager
+    def under_load(self) -> Iterator[None]:
+        """Four clients send requests during the block, and each output must be the expected one."""
+        done, wrong, num_right = threading.Event(), list[str](), [0]
+
+        def client_loop(number: int) -> None:
+            with httpx.Client(timeout=PATIENCE_S, trust_env=False) as client:
+                while not done.is_set():
+                    number = (number + 1) % len(BODIES)
+                    found: ClientOutput | str
+                    try:
+                        found = ask(client, self.url, BODIES[number])
+                    except ServerError as error:
+                        found = str(error)
+                    if found == self.expected[number]:
+                        num_right[0] += 1
+                    else:
+                        wrong.append(f"{KINDS[number].name}: {found} instead of {self.expected[number]}")
+
+        clients = [threading.Thread(target=client_loop, args=(number,)) for number in range(4)]
+        for client in clients:
+            client.start()
+        try:
+            time.sleep(1)  # requests run
+            yield
+        finally:
+            done.set()
+            for client in clients:
+                client.join()
+        assert not wrong
+        assert num_right[0] > len(clients)
+
+
+def processes_of(fleet: Fleet) -> list[int]:
+    """All processes of a machine, guards first."""
+    gateway = fleet.servers[0].gateway
+    states = [each.state for each in (*fleet.running, *([] if gateway is None else [gateway]))]
+    marked = (pid for state in states for pid in marked_processes(state.server_id))
+    return list(dict.fromkeys([*(state.guard_pid for state in states), *marked]))
+
+
+def send(number: int, pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+@pytest.fixture(scope="module")
+def machines(shared_where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    folder = tmp_path_factory.mktemp("machines")
+    served = prepared(shared_where, "server.openai=true", "server.discovery=etcd", "drafting.planner=fixed")
+    etcd = Etcd(folder / "etcd")
+    etcd.start()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv(FILE_KV, raising=False)
+            patch.setenv(ETCD_ENDPOINTS, etcd.url)
+            patch.setenv("DYN_TCP_RPC_HOST", "127.0.0.1")
+            patch.setenv("DYN_TCP_RESPONSE_STREAM_HOST", "lo")
+            check_fleet(served.resolved)
+            first = start_fleet(served, shared_where, folder / "first")
+            try:
+                found = Machines(etcd, first, folder)
+                found.second = start_fleet(served, shared_where, folder / "second", join=True)
+                try:
+                    yield found
+                finally:
+                    found.second.stop()
+            finally:
+                first.stop()
+    finally:
+        etcd.kill()
+
+
+def test_requests_reach_both_machines_and_a_session_stays_on_one(machines: Machines) -> None:
+    def tokens_of(sessions: list[str]) -> list[float]:
+        before = machines.output_tokens()
+        with httpx.Client(timeout=PATIENCE_S, trust_env=False) as client:
+            for session in sessions:
+                body = {"model": MODEL, "prompt": session, "max_tokens": 8, "temperature": 0}
+                answer = client.post(f"{machines.url}/completions", json=body, headers={"x-session-id": session})
+                assert answer.status_code == 200
+        return [now - then for now, then in zip(machines.output_tokens(), before, strict=True)]
+
+    assert sorted(tokens_of(["mine"] * 6)) == [0, 48]
+    assert min(tokens_of([f"session {number}" for number in range(8)])) > 0
+    # The front end reports a worker whose model card differs, and serves on with the others only.
+    (log,) = (each.log_path for each in machines.first.services if each.name == FRONT_END)
+    assert "hecksum" not in log.read_text(errors="replace")
+
+
+def test_a_killed_worker_of_the_other_machine_changes_no_token(machines: Machines) -> None:
+    (worker,) = (each for each in machines.second.services if each.name.startswith(WORKER))
+    with machines.under_load():
+        send(signal.SIGKILL, [pid for pid in marked_processes(worker.state.server_id) if pid != worker.state.guard_pid])
+        wait_for(lambda: "restart 1" in worker.log_path.read_text(errors="replace"))
+        wait_for(worker.service.is_ready)
+
+
+def test_a_restart_of_etcd_changes_no_token(machines: Machines) -> None:
+    with machines.under_load():
+        machines.etcd.kill()
+        time.sleep(1)
+        machines.etcd.start()
+        time.sleep(3)
+
+
+def test_a_machine_that_vanishes_changes_no_token(machines: Machines) -> None:
+    """Its connections stay open without an answer, as after a power failure. The last test of these machines."""
+    with machines.under_load():
+        processes = processes_of(machines.second)
+        send(signal.SIGSTOP, processes)
+        time.sleep(2)
+    send(signal.SIGKILL, processes)
+    with machines.under_load():
+        time.sleep(1)
+    assert stop_fleet(machines.folder / "second") is None

@@ -1,0 +1,85 @@
+"""Discovery of the machines of a fleet, and an etcd that does not answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from pipeline.config.resolution import resolve_config
+from pipeline.config.schema import ServerConfig
+from pipeline.errors import ServerError
+from pipeline.server.discovery import ETCD_ENDPOINTS, ETCD_LEASE_TTL, FILE_KV, check_etcd, etcd_urls, listed_s
+
+CLOSED = "http://127.0.0.1:1"
+
+
+def server(discovery: str) -> ServerConfig:
+    return resolve_config("tiny-random-llama", "latency", (f"server.discovery={discovery}",)).profile.server
+
+
+@pytest.fixture
+def etcd() -> Iterator[ThreadingHTTPServer]:
+    """A server that answers as etcd does: with the status and the body that a test puts into `answer`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = self.server.answer if self.path == "/health" else (404, b"")  # type: ignore[attr-defined]
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
+        found.answer = 200, b'{"health":"true","reason":""}'  # type: ignore[attr-defined]
+        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+def test_a_worker_of_another_machine_is_listed_until_its_lease_has_ended():
+    assert listed_s(server("file"), {}) == 0
+    assert listed_s(server("file"), {FILE_KV: "/shared", ETCD_LEASE_TTL: "60"}) == 12
+    assert listed_s(server("etcd"), {}) == 12
+    assert listed_s(server("etcd"), {ETCD_LEASE_TTL: "60"}) == 62
+    assert listed_s(server("etcd"), {ETCD_LEASE_TTL: "soon"}) == 12
+
+
+def test_one_member_of_etcd_that_answers_suffices(etcd):
+    endpoints = f"{CLOSED}, 127.0.0.1:{etcd.server_port}/"
+
+    assert etcd_urls({ETCD_ENDPOINTS: endpoints}) == [CLOSED, f"http://127.0.0.1:{etcd.server_port}"]
+    assert "etcd answers" in check_etcd({ETCD_ENDPOINTS: endpoints})
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "reason"),
+    [
+        (CLOSED, "Connection refused"),
+        ("https://127.0.0.1:1", "Connection refused"),
+        (" , ", "no URL"),
+        ("ftp://127.0.0.1:1", "unsupported protocol"),
+        ("http://[::1", "Invalid IPv6 URL"),
+    ],
+)
+def test_an_etcd_that_cannot_be_reached_is_named(endpoints, reason):
+    with pytest.raises(ServerError, match=rf"no etcd answers \(.*{reason}.*\)\. Start etcd, or set ETCD_ENDPOINTS"):
+        check_etcd({ETCD_ENDPOINTS: endpoints})
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [((503, b'{"health":"false"}'), "it is not healthy"), ((200, b"<html>"), "another program answers there")],
+)
+def test_what_answers_but_does_not_serve_is_named(etcd, answer, reason):
+    etcd.answer = answer
+
+    with pytest.raises(ServerError, match=reason):
+        check_etcd({ETCD_ENDPOINTS: f"http://127.0.0.1:{etcd.server_port}"})
