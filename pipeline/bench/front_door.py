@@ -59,8 +59,8 @@ def ways_to(state: ServerState, openai_url: str | None) -> list[Way]:
 def times_to_first_token(
     ways: list[Way], num_requests: int, step: Callable[[str], None] = lambda name: None, seed: int = 0
 ) -> dict[str, list[float]]:
-    """Milliseconds of each request by the name of the way, without warm-up and answers without text. Raises ServerError
-    if a request fails, or if all answers of a way have no text."""
+    """Times in milliseconds by the interface's name (`Way.name`). The first request to each is a warm-up; responses
+    without text do not count. Raises ServerError if a request fails, or if no response of an interface has text."""
     words = random.Random(seed)
     times: dict[str, list[float]] = {way.name: [] for way in ways}
     with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
@@ -81,7 +81,7 @@ def times_to_first_token(
 
 
 def cost_of(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Median and 90th percentile by way, and the difference of its median to Triton's, in milliseconds."""
+    """By interface: median, 90th percentile, and the difference of its median from Triton's, in milliseconds."""
     base = statistics.median(times[TRITON])
     return {
         name: {

@@ -180,6 +180,6 @@ def _show(trie: Trie, path: str, as_json: bool) -> None:
     if as_json:
         output.print_json(rows)
     else:
-        names = ", ".join(repr(name) for name in sorted(trie.roots)[:10])
+        names = ", ".join(repr(name) if name else "(default)" for name in sorted(trie.roots)[:10])
         more = f" and {len(trie.roots) - 10} more" if len(trie.roots) > 10 else ""
         output.table(["", ""], [*list(rows.items())[:-1], ("namespaces", names + more)])

@@ -38,17 +38,18 @@ def compute_first_rows(
     engine: Engine, context: IntArray, known: FirstRows, most_tokens: int, max_seconds: float = math.inf
 ) -> FirstRows:
     """Extend the known rows up to `most_tokens` tokens of the vocabulary. A row is computed after `context` [len] and
-    the token. Stops after max_seconds, counted from the end of the first pass, because an engine may compile in
-    that."""
+    the token. Stops max_seconds after the first pass, in which an engine may compile."""
     limits = engine.limits
     num_tokens = min(most_tokens, limits.vocab_size)
     width = min(WIDTH, limits.vocab_size)
-    many = min(limits.max_draft_tokens, limits.max_num_tokens - len(context), limits.max_seq_len - len(context))
+    rows_per_pass = min(
+        limits.max_draft_tokens, limits.max_num_tokens - len(context), limits.max_seq_len - len(context)
+    )
     ids: list[IntArray] = [known.ids] if len(known.ids) else []
     probs: list[FloatArray] = [known.probs] if len(known.ids) else []
     started = math.inf
-    for first in range(len(known.ids), num_tokens, many):
-        tokens = np.arange(first, min(first + many, num_tokens), dtype=np.int32)
+    for first in range(len(known.ids), num_tokens, rows_per_pass):
+        tokens = np.arange(first, min(first + rows_per_pass, num_tokens), dtype=np.int32)
         sequence = engine.open(context)
         try:
             # Siblings do not attend to each other, so one pass computes the rows of many tokens.

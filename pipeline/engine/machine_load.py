@@ -17,7 +17,8 @@ SAMPLE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MachineLoad:
-    """others: cores that other programs used on average. cores: those that this process may use."""
+    """Load of the machine during a measurement. others: cores that other programs used on average. cores: those that
+    this process may use."""
 
     others: float
     cores: int

@@ -100,7 +100,7 @@ class Rank:
         return logits.row(int(places[index])) if places[index] >= 0 else np.zeros(vocab_size, np.float32)
 
     def top_k(self, number: int, k: int) -> npt.NDArray[np.int32]:
-        """[2, n + 1, k] most probable tokens and the bits of their probabilities, zero in rows of other ranks."""
+        """[2, n + 1, k] most probable tokens, and the bits of their probabilities; zero in rows of other ranks."""
         logits, places = self._logits[number]
         found = np.zeros((2, len(places), k), np.int32)
         owned = np.flatnonzero(places >= 0)

@@ -79,8 +79,8 @@ OnEnd = Callable[[RequestMetrics, TrieMetrics], None]
 
 
 class Metrics:
-    """The metrics of the BLS model. pb_utils: Triton's module. trie: before the first request; learned state of an
-    earlier server may be in it."""
+    """The metrics of the BLS model. pb_utils: Triton's module. trie: metrics at the start, which include learned state
+    that was loaded."""
 
     def __init__(self, pb_utils: Any, trie: TrieMetrics) -> None:
         self._families = _families(pb_utils, _BLS_METRICS)

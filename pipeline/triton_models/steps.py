@@ -27,8 +27,8 @@ PIECE_SECONDS = 0.05
 MOST_STEPS, STREAM_STEPS = 16, 4
 # Strategies without drafts from the BLS model.
 WITHOUT_DRAFTS = ("none", "lookahead")
-# Tokens per call to the torch engine under these strategies. A slot can change hands between two calls only, which
-# limits the length. With a stream: the lookahead window restarts with every call; `none` has the limit of steps.
+# Tokens per call to the torch engine under these strategies. Calls are short, because another request can take the slot
+# only between two calls. WINDOW_PIECE is for streams of `lookahead`, whose window restarts with every call.
 LONGEST_PIECE, WINDOW_PIECE = 64, 16
 # Nodes to draft per token of the longest chain; the best branch is sent.
 _TREE_FACTOR = 4

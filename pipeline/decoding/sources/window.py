@@ -32,7 +32,8 @@ class _Lookahead:
 
 
 class WindowSource:
-    """A request has the largest allowed W, N and G unless `configure` sets others."""
+    """Drafts from the lookahead window and its n-gram pool. A request uses the model's W, N and G unless `configure`
+    sets others."""
 
     name = "window"
     needs_top_k = 0
