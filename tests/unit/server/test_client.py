@@ -108,12 +108,14 @@ def test_a_proxy_is_asked_for_other_machines_only(monkeypatch, closed_port, prot
             complete(QUERY, f"{scheme}127.0.0.1:{closed_port}", protocol, timeout_s=PATIENCE_S)
         with pytest.raises(BlockingIOError):
             proxy.accept()
-        proxy.setblocking(True)
-        accepting = threading.Thread(target=lambda: proxy.accept()[0].close())
+        proxy.settimeout(PATIENCE_S)
+        accepted: list[None] = []
+        accepting = threading.Thread(target=lambda: accepted.append(proxy.accept()[0].close()))
         accepting.start()
         with pytest.raises(ServerError):
             complete(QUERY, f"{scheme}host.invalid:80", protocol, timeout_s=PATIENCE_S)
         accepting.join()
+        assert accepted
 
 
 @pytest.mark.parametrize("code", [StatusCode.UNAVAILABLE, StatusCode.UNKNOWN, StatusCode.CANCELLED])

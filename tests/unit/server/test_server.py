@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -206,8 +205,7 @@ def test_a_server_that_is_stopped_before_it_is_ready_does_not_load_to_the_end_an
 
     starting = threading.Thread(target=work)
     starting.start()
-    while not (log.is_file() and "loading" in log.read_text()):
-        time.sleep(0.05)
+    wait_for(lambda: log.is_file() and "loading" in log.read_text())
     assert stop_server(tmp_path / "run") is not None
     starting.join()
 

@@ -86,7 +86,7 @@ def test_an_error_of_one_while_the_client_leaves_stops_the_others_once():
                     pass
 
         reader = asyncio.create_task(read())
-        while not log:
+        while not log and not reader.done():
             await asyncio.sleep(0)
         reader.cancel()
         await asyncio.sleep(0)
