@@ -4,6 +4,7 @@ gives the same bytes."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -33,9 +34,13 @@ _RECIPE = 1
 
 def random_hash(source: RandomCheckpoint, architecture: str) -> str:
     """Content hash, without creating the checkpoint. Includes the versions of the libraries that draw the weights."""
-    libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
-    parts = [_RECIPE, architecture, source.model_dump(mode="json"), libraries]
+    parts = [_RECIPE, architecture, source.model_dump(mode="json"), _library_versions()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@functools.cache
+def _library_versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
 
 
 def make_random(source: RandomCheckpoint, architecture: str, num_parameters: int, cache_dir: Path) -> Checkpoint:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+# Folder with the repository beside an engine.
+REPOSITORY = "repository"
 # Triton models with an engine. Stock clients call `tensorrt_llm`, which forwards requests to the first one.
 TARGET_MODEL = "tensorrt_llm_engine"
 # The second one, built for lookahead decoding.

@@ -18,13 +18,13 @@ from pipeline.repository import model_config
 from pipeline.repository.names import (
     CONFIG,
     MODELS,
+    REPOSITORY,
     STOCK_FRONT_MODEL,
     STOCK_TARGET_MODEL,
     TARGET_PARAMETERS,
     VERSION,
 )
 
-REPOSITORY = "repository"
 # Folder below triton_repo/ with the code of a model, if it is not the model's name.
 _CODE = {
     **dict.fromkeys((STOCK_FRONT_MODEL, STOCK_TARGET_MODEL), "single_response"),

@@ -14,7 +14,6 @@ from pipeline.engine.command import Listening, Ports
 from pipeline.files import write_whole
 from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, TritonSpec, status_path
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, public_models
-from pipeline.repository.render import check_repository
 from pipeline.server.companions import changing_state
 from pipeline.server.discovery import listed_s
 from pipeline.server.ports import LOOPBACK, OpenAIPorts
@@ -68,6 +67,8 @@ def deployment_spec(
 ) -> DeploymentSpec:
     """Addresses and models of the servers behind a gateway. front_end: port of the OpenAI front end on the loopback
     device."""
+    from pipeline.repository.render import check_repository  # brings tritonclient
+
     models, server = check_repository(repository), resolved.profile.server
     return DeploymentSpec(
         tritons=tuple(tritons),

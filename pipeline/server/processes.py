@@ -49,7 +49,7 @@ def remove_environments() -> None:
     """Remove the empty folders of killed servers. Their names do not tell whose they are, so all stay while any process
     has loaded Triton's Python backend."""
     paths = glob.glob(_ENVIRONMENTS)  # listed first: a server that starts now keeps its folder
-    for pid in _pids():
+    for pid in _pids() if paths else ():
         with suppress(OSError):  # gone, or of another user
             if _PYTHON_BACKEND in _read(pid, "maps"):
                 return

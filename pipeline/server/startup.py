@@ -12,13 +12,12 @@ from pipeline.engine.backend import Note, backend_of
 from pipeline.engine.command import StartCommand
 from pipeline.engine.memory import available_bytes, require_memory
 from pipeline.errors import ServerError
-from pipeline.repository.render import REPOSITORY, render, repository_dir
+from pipeline.repository.names import REPOSITORY
 from pipeline.server.command import VERBOSE_LOG
 from pipeline.server.memory_fit import kv_bytes, memory_fit, serving_bytes
 from pipeline.server.ports import choose_ports
 from pipeline.server.server import RunningServer, start_server
 from pipeline.server.slots import serving_dir
-from pipeline.tuning.planned_engine import planned_engine
 
 RUN = ".run"
 
@@ -55,9 +54,11 @@ def prepare(
     """Build the engine, and render the repository to out_dir or beside the engine. Raises ServerError for settings that
     only work in process, and the errors of `create_drafter` and `planned_engine`."""
     backend_of(resolved.backend).check_served(resolved)
-    # Numba takes a while to load, and most users of this module build nothing.
+    # Numba and tritonclient take a while to load, and most users of this module build nothing.
     from pipeline.decoding.create import create_drafter
     from pipeline.decoding.sources.trie import TrieSource
+    from pipeline.repository.render import render, repository_dir
+    from pipeline.tuning.planned_engine import planned_engine
 
     # Reports an unreadable trie snapshot here, not in the log of a server that does not start.
     create_drafter(resolved.profile.drafting.sources, resolved.lookahead, vocab_size=1, kinds={TrieSource.name})

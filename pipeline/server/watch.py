@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import http.client
 import time
-import urllib.request
-from contextlib import suppress
+from contextlib import closing, suppress
+from urllib.parse import urlsplit
 
 from pipeline.server.processes import is_suspended, marked_processes, model_processes, work_of
 
@@ -80,7 +80,12 @@ class ModelWatch:
 
 
 def _answers(url: str) -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with suppress(OSError, http.client.HTTPException), opener.open(url, timeout=2.0) as answer:
-        return bool(answer.status == 200)
+    """Whether a server answers with 200. Without a proxy, and without urllib.request, which takes longer to import."""
+    _, address, path, _, _ = urlsplit(url)
+    with (
+        suppress(OSError, http.client.HTTPException),
+        closing(http.client.HTTPConnection(address, timeout=2.0)) as connection,
+    ):
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
     return False

@@ -24,6 +24,7 @@ from pipeline.engine.backend import Note
 from pipeline.engine.fingerprint import Fingerprint, Flag
 from pipeline.engine.memory import require_memory
 from pipeline.errors import BuildError
+from pipeline.repository.names import REPOSITORY
 
 _WHERE = {
     "here": "TensorRT-LLM of this machine",
@@ -38,8 +39,6 @@ def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
 
 def full_plan(resolved: ResolvedConfig, places: Places) -> tuple[str, Mapping[str, Any]]:
     """All commands of a build and of a start, as text and as JSON values."""
-    from pipeline.repository.render import REPOSITORY  # brings tritonclient
-
     whole = plan_for(resolved, places)
     repository = artifact_dir(places, resolved.model.name, resolved.profile.name) / REPOSITORY
     commands = shown_commands(resolved, repository, places)

@@ -82,11 +82,11 @@ def test_help_shows_flags_without_a_value(words: tuple[str, ...], capsys: pytest
     assert "bool" not in text
 
 
-def test_help_and_models_import_nothing_heavy() -> None:
+def test_commands_that_run_no_model_import_nothing_heavy() -> None:
     code = (
         "import sys, io, contextlib\n"
         "from pipeline.cli import main\n"
-        "for arguments in (['--help'], ['models', '--json'], ['profiles']):\n"
+        "for arguments in (['--help'], ['models', '--json'], ['profiles'], ['status'], ['stop']):\n"
         "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
         "        main(arguments)\n"
         "print(sorted({'torch', 'transformers', 'numpy', 'tritonclient', 'matplotlib'} & sys.modules.keys()))\n"
