@@ -2,8 +2,13 @@
 
 import functools
 import gc
+import importlib
+import logging
 import os
+import pickle
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -20,6 +25,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from pipeline.cli.app import build_app
 from pipeline.config.places import Places
+from pipeline.config.yaml_text import parse_yaml
+from tests.logs import Logs
 from tests.own_places import own_places
 
 # Examples take longer on a busy machine. `--hypothesis-profile=thorough` runs many more where a test names no number.
@@ -28,22 +35,37 @@ hypothesis.settings.register_profile("thorough", deadline=None, max_examples=200
 hypothesis.settings.load_profile("lookahead")
 
 
-def pytest_collection() -> None:
+def pytest_collection(session: pytest.Session) -> None:
     """What the import of all tests allocates stays: searching it for garbage takes a sixth of that time."""
     gc.disable()
+    if worker := getattr(session.config, "workerinput", None):
+        import_tests(session.config, int(worker["workerid"].removeprefix("gw")) / worker["workercount"])
+
+
+def import_tests(config: pytest.Config, start: float) -> None:
+    """Import the files of tests from a fraction of them on, so that each process first rewrites the asserts of other
+    files, and finds those that the others rewrote. Collection reports what cannot be imported."""
+    paths = [path for name in config.args for path in sorted(Path(name).absolute().rglob("test_*.py"))]
+    first = round(start * len(paths))
+    for path in (*paths[first:], *paths[:first]):
+        with suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(config.rootpath).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:
+    """Tests leave little garbage: at Python's own thresholds they search for it for 4 of 120 seconds."""
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _once() -> Iterator[None]:
     """What takes longer than most tests that need it: the command line is created once, and a text of a Triton config
-    is parsed once."""
+    or a config in YAML is parsed once."""
     parse = text_format.Parse
     parsed = functools.cache(lambda text: parse(text, pb.ModelConfig()))
+    parsed_yaml = functools.cache(lambda text: pickle.dumps(parse_yaml(text)))
 
     def parse_once(text: str, message: pb.ModelConfig) -> pb.ModelConfig:
         message.CopyFrom(parsed(text))
@@ -52,7 +74,20 @@ def _once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.cli.app.build_app", functools.cache(lambda: typer.main.get_command(build_app())))
         patch.setattr(text_format, "Parse", parse_once)
+        patch.setattr("pipeline.config.loading.parse_yaml", lambda text: pickle.loads(parsed_yaml(text)))
         yield
+
+
+@pytest.fixture
+def logs() -> Iterator[Logs]:
+    """What the test logs. pytest's own plugin visits each of some thousand loggers six times for every test."""
+    handler, known = Logs(), logging.Logger.manager.loggerDict.values()
+    ends = [logger for logger in known if isinstance(logger, logging.Logger) and not logger.propagate]
+    for logger in (logging.getLogger(), *ends):
+        logger.addHandler(handler)
+    yield handler
+    for logger in (logging.getLogger(), *ends):
+        logger.removeHandler(handler)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import pipeline
+from tests.import_statements import imports_of
 
 HOME = Path(pipeline.__file__).parent.parent
 # What Triton and TensorRT-LLM bring themselves, where they run our code.
@@ -27,29 +28,10 @@ NOT_IMPORTED = {"accelerate", "sentencepiece", "nvidia-pytriton"}
 SERVED_IN_THE_IMAGE = ("lookahead_bls", "text_conversion", "single_response", "llmapi/tensorrt_llm")
 
 
-class AtRunTime(ast.NodeTransformer):
-    """Removes what stands below `if TYPE_CHECKING:`."""
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        return None if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else self.generic_visit(node)
-
-
-@functools.cache
-def at_run_time(path: Path) -> ast.Module:
-    module: ast.Module = AtRunTime().visit(ast.parse(path.read_text(encoding="utf-8")))
-    return module
-
-
 def imported(paths: Iterable[Path], in_functions: bool = True) -> set[str]:
     """Modules that files import at run time: top level names of others' code."""
-    names: set[str] = set()
-    for path in paths:
-        module = at_run_time(path)
-        for node in ast.walk(module) if in_functions else module.body:
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names.add(node.module.split(".")[0])
-            elif isinstance(node, ast.Import):
-                names |= {alias.name.split(".")[0] for alias in node.names}
+    found = [each for path in paths for each in imports_of(path) if not each.for_types]
+    names = {name.split(".")[0] for each in found if in_functions or each.at_start for name in each.modules}
     return names - sys.stdlib_module_names - OF_THE_SERVER - {"pipeline"}
 
 

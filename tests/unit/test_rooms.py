@@ -1,7 +1,6 @@
 """Arrows never point back: each room imports only rooms before it."""
 
 import ast
-import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import pipeline
+from tests.import_statements import imports_of, tree_of
 
 PACKAGE = Path(pipeline.__file__).parent
 # What any room may import, and each room with those it may import besides; `config.schema` is plain values that every
@@ -35,19 +35,8 @@ BEFORE: dict[str, set[str]] = {
 }
 
 
-@functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def imported_modules(path: Path) -> set[str]:
-    modules: set[str] = set()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            modules.add(node.module)
-        elif isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
-    return {module for module in modules if module.startswith("pipeline.")}
+    return {module for found in imports_of(path) for module in found.modules if module.startswith("pipeline.")}
 
 
 @pytest.mark.parametrize("room", [*sorted(ANYWHERE), *BEFORE])
@@ -72,17 +61,7 @@ def test_every_room_is_on_the_road() -> None:
 @pytest.mark.parametrize("room", ["decoding", "config"])
 def test_algorithms_and_settings_know_no_torch(room: str) -> None:
     for path in (PACKAGE / room).rglob("*.py"):
-        names = {
-            name.split(".")[0]
-            for node in tree_of(path).body
-            for name in (
-                [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else []
-            )
-        }
+        names = {module.split(".")[0] for found in imports_of(path) if found.at_start for module in found.modules}
         assert not names & {"torch", "transformers", "tritonclient"}, path
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline import triton_grpc
 from pipeline.triton_grpc import StreamCalls, infer_request, tensors_of
+from tests.logs import Logs
 from tests.unit.triton_stand_in import response
 
 
@@ -96,11 +97,11 @@ def test_a_request_without_a_stop_is_cancelled_after_the_time_limit(monkeypatch:
     assert call.is_cancelled
 
 
-def test_the_error_of_a_call_that_nobody_reads_any_more_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_error_of_a_call_that_nobody_reads_any_more_is_not_logged(logs: Logs) -> None:
     leave(LostCall())
     gc.collect()
-    assert "the connection is lost" not in caplog.text
-    assert "the model is gone" in caplog.text
+    assert "the connection is lost" not in logs.text
+    assert "the model is gone" in logs.text
 
 
 def test_tensors_of_a_request() -> None:

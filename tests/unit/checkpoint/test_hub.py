@@ -19,25 +19,41 @@ from tests.patience import PATIENCE_S
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 TOKEN = "hf_token_of_a_test"
 
-# Runs in a process of its own, because the hub's client reads its environment when it is imported.
+# Runs in a process of its own, because the hub's client reads its environment when it is imported: each line of the
+# output is of another environment, in a process that only imports the client.
 SCRIPT = """
-import json, pathlib, sys
+import contextlib, json, os, pathlib, sys
+import pipeline.checkpoint.hub, pipeline.cli.app, pipeline.cli.build, pipeline.config.bare_checkpoint
 from pipeline.checkpoint.fetch import fetch
+from pipeline.cli import main
 from pipeline.config.schema import HubCheckpoint, ModelConfig
 from pipeline.errors import CheckpointError
 
-results = []
-for repo_id, revision, *trusted in json.loads(sys.argv[1]):
+def fetched(repo_id, revision, *trusted):
     model = ModelConfig(
         name="tiny", architecture="LlamaForCausalLM", num_parameters=10, max_position_embeddings=64,
         checkpoint=HubCheckpoint(repo_id=repo_id, revision=revision), trust_remote_code=bool(trusted),
     )
     try:
-        found = fetch(model, pathlib.Path(sys.argv[2]))
-        results.append(sorted(path.name for path in found.folder.iterdir()))
+        return sorted(path.name for path in fetch(model, pathlib.Path(sys.argv[2])).folder.iterdir())
     except CheckpointError as error:
-        results.append(str(error))
-print(json.dumps(results))
+        return str(error)
+
+def planned(name):
+    try:
+        main(["engine", "--dry-run", "-m", name])
+    except SystemExit as end:
+        return end.code
+
+assert "huggingface_hub" not in sys.modules
+for environment, wanted in json.loads(sys.argv[1]):
+    if not os.fork():
+        os.environ.update(environment)
+        with contextlib.redirect_stdout(sys.stderr):
+            results = [fetched(*each) if isinstance(each, list) else planned(each) for each in wanted]
+        print(json.dumps(results), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
 
 
@@ -113,36 +129,39 @@ def endpoint() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-def python(arguments: list[str], tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+Case = tuple[dict[str, str], list[Any]]
+
+
+def run_cases(*cases: Case, tmp_path: Path) -> tuple[list[list[Any]], str]:
+    """Results of each case, and what all wrote to stderr. A case is an environment and what to do with it: a model to
+    plan, or repository, revision and trust of a checkpoint to fetch."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    own |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", **environment}
-    return subprocess.run([sys.executable, *arguments], env=own, capture_output=True, text=True, timeout=PATIENCE_S)
-
-
-def fetch_all(wanted: list[tuple[str, ...]], tmp_path: Path, **environment: str) -> list[Any]:
-    done = python(["-c", SCRIPT, json.dumps(wanted), str(tmp_path / "cache")], tmp_path, **environment)
+    own |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-c", SCRIPT, json.dumps(cases), str(tmp_path / "cache")]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
-    results: list[Any] = json.loads(done.stdout)
-    return results
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
 def test_needed_files_are_fetched_with_the_token_and_refusals_are_sentences(endpoint: str, tmp_path: Path) -> None:
-    wanted = [("some/public", "main"), ("some/gated", "main"), ("some/unknown", "main"), ("some/public", "nowhere")]
-    public, gated, unknown, nowhere = fetch_all(wanted, tmp_path, HF_ENDPOINT=endpoint, HF_TOKEN=TOKEN)
+    names = [("some/public", "main"), ("some/gated", "main"), ("some/unknown", "main"), ("some/public", "nowhere")]
+    later = [("some/public", "main"), ("some/other", "main")]
+    (first, offline, unreachable), _ = run_cases(
+        ({"HF_ENDPOINT": endpoint, "HF_TOKEN": TOKEN}, names),
+        ({"HF_HUB_OFFLINE": "1"}, later),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, later),
+        tmp_path=tmp_path,
+    )
 
+    public, gated, unknown, nowhere = first
     assert public == ["config.json", "model.safetensors", "tokenizer.json"]
     assert {token for path, token in Hub.asked if "/some/" in path} == {f"Bearer {TOKEN}"}
     assert "some/gated (revision main) is gated" in gated
     assert "some/unknown is not on the hub, or is private" in unknown
     assert "some/public has no revision 'nowhere'" in nowhere
 
-    again, other = fetch_all([("some/public", "main"), ("some/other", "main")], tmp_path, HF_HUB_OFFLINE="1")
-    assert again == public, "the cache serves offline"
-    assert "HF_HUB_OFFLINE is set" in other
-
-    unreachable = fetch_all(
-        [("some/public", "main"), ("some/other", "main")], tmp_path, HF_ENDPOINT="http://127.0.0.1:9"
-    )
+    assert offline[0] == public, "the cache serves offline"
+    assert "HF_HUB_OFFLINE is set" in offline[1]
     assert unreachable[0] == public, "the cache serves without a connection too"
     assert "the hub cannot be reached" in unreachable[1]
 
@@ -150,7 +169,11 @@ def test_needed_files_are_fetched_with_the_token_and_refusals_are_sentences(endp
 def test_each_answer_has_its_own_sentence(endpoint: str, tmp_path: Path) -> None:
     names = ("answer-401", "answer-403", "answer-500", "answer-200", "pickled", "two--dashes")
     wanted = [*((f"some/{name}", "main") for name in names), ("some/public", "main", "trusted")]
-    *results, trusted = fetch_all(wanted, tmp_path, HF_ENDPOINT=endpoint, HF_TOKEN=TOKEN)
+    ((*results, trusted), (file,)), _ = run_cases(
+        ({"HF_ENDPOINT": endpoint, "HF_TOKEN": TOKEN}, wanted),
+        ({"HF_ENDPOINT": endpoint, "HF_HOME": "/dev/null"}, [("some/public", "main")]),
+        tmp_path=tmp_path,
+    )
     assert trusted == ["config.json", "model.safetensors", "modeling_own.py", "own.tiktoken", "tokenizer.json"]
     for text, expected in zip(
         results,
@@ -166,16 +189,23 @@ def test_each_answer_has_its_own_sentence(endpoint: str, tmp_path: Path) -> None
     ):
         assert expected in text
         assert TOKEN not in text
-    (file,) = fetch_all([("some/public", "main")], tmp_path, HF_ENDPOINT=endpoint, HF_HOME="/dev/null")
     assert "cannot be written to /dev/null/hub: Not a directory" in file
 
 
 def test_a_repository_without_a_yaml_is_refused_at_the_first_failure(endpoint: str, tmp_path: Path) -> None:
-    for name, address, expected in (
-        ("some/public", "http://127.0.0.1:9", "some/public is not in the local cache, and the hub cannot be reached"),
-        ("some/answer-500", endpoint, "some/answer-500 cannot be fetched: Server error '500"),
-        ("some/unknown", endpoint, "some/unknown cannot be fetched: 404 Client Error"),
+    codes, errors = run_cases(
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, ["some/public"]),
+        ({"HF_ENDPOINT": endpoint}, ["some/answer-500", "some/unknown"]),
+        tmp_path=tmp_path,
+    )
+    assert codes == [[2], [2, 2]]
+    for line, expected in zip(
+        errors.splitlines(),  # one of each, without retries
+        (
+            "some/public is not in the local cache, and the hub cannot be reached",
+            "some/answer-500 cannot be fetched: Server error '500",
+            "some/unknown cannot be fetched: 404 Client Error",
+        ),
+        strict=True,
     ):
-        done = python(["-m", "pipeline", "engine", "--dry-run", "-m", name], tmp_path, HF_ENDPOINT=address)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), "one line, without retries"
-        assert done.stderr.startswith(f"error: {expected}")
+        assert line.startswith(f"error: {expected}")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.checkpoint.model_config import check_config, check_model, check_positions, read_config
 from pipeline.errors import CheckpointError
+from tests.logs import Logs
 from tests.unit.checkpoint.sources import loaded
 
 ABOVE_0 = "should be a number above 0"
@@ -159,11 +160,11 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_tensors_without_a_place_are_refused_in_one_sentence(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tensors_without_a_place_are_refused_in_one_sentence(llama: Path, logs: Logs) -> None:
     change_tensors(llama, lambda tensors: tensors.update({"model.layers.1.self_attn.q_proj.bias": torch.ones(32)}))
     with pytest.raises(CheckpointError, match=r"not part of a .*: model\.layers\.1\.self_attn\.q_proj.bias \(1 in"):
         loaded(llama)
-    assert "LOAD REPORT" not in caplog.text
+    assert "LOAD REPORT" not in logs.text
 
 
 def test_fewer_layers_in_the_config_than_in_the_file_are_refused(llama: Path) -> None:

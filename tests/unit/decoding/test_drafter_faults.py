@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +12,7 @@ from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.recycling import RecyclingSource
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain
+from tests.logs import Logs
 from tests.unit.decoding.scripted import BUDGET, CONTEXT, VOCAB, Scripted, drafter_of, fail, paths_of, step_of
 
 
@@ -33,18 +33,15 @@ from tests.unit.decoding.scripted import BUDGET, CONTEXT, VOCAB, Scripted, draft
         lambda _: None,  # type: ignore[return-value, arg-type]
     ],
 )
-def test_a_broken_source_costs_its_own_drafts_only(
-    propose: Callable[[DraftBudget], DraftTree], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_source_costs_its_own_drafts_only(propose: Callable[[DraftBudget], DraftTree], logs: Logs) -> None:
     broken, good = Scripted("broken", propose), Scripted("good", lambda _: chain([7, 8]))
     drafter = drafter_of(broken, good)
-    with caplog.at_level(logging.ERROR):
-        for count in (1, 2):
-            tree = drafter.propose("r", CONTEXT, BUDGET)
-            assert paths_of(tree) == {(7,), (7, 8)}
-            drafter.update("r", step_of(tree, [0, 1]))
-            assert drafter.failures == {"broken": count, "good": 0}
-            assert len(caplog.records) == 1
+    for count in (1, 2):
+        tree = drafter.propose("r", CONTEXT, BUDGET)
+        assert paths_of(tree) == {(7,), (7, 8)}
+        drafter.update("r", step_of(tree, [0, 1]))
+        assert drafter.failures == {"broken": count, "good": 0}
+        assert len(logs.records) == 1
     assert good.heard[-1][1] == [0, 1]
 
 

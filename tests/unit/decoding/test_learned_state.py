@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import agreeing_path
 from pipeline.errors import UserError
+from tests.logs import Logs
 
 VOCAB = 40
 TEXT = np.asarray([1, 2, 3, 4, 5, 6, 7, 8], np.int32)
@@ -72,9 +72,7 @@ def test_nothing_kept_is_a_fresh_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["engine.state", "recycling.state", "trie.snapshot"])
-def test_damage_costs_what_was_learnt_and_nothing_else(
-    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damage_costs_what_was_learnt_and_nothing_else(tmp_path: Path, name: str, logs: Logs) -> None:
     old = new_drafter()
     serve(old)
     old.save_learned(tmp_path, "engine", "model a")
@@ -83,9 +81,8 @@ def test_damage_costs_what_was_learnt_and_nothing_else(
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     new = new_drafter()
-    with caplog.at_level(logging.WARNING):
-        new.load_learned(tmp_path, "engine", "model a")
-    (record,) = caplog.records  # a sentence, and no failure of the source
+    new.load_learned(tmp_path, "engine", "model a")
+    (record,) = logs.records  # a sentence, and no failure of the source
     assert name in record.message
     assert record.exc_info is None
     assert not any(new.failures.values())

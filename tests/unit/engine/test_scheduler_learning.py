@@ -21,6 +21,7 @@ from pipeline.engine.contract import NodeLogits, VerifyItem
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent, Submission
 from tests.fakes import VOCAB_SIZE, HostileSource, cost_curve, make_request, plain_decode, table_logits
+from tests.logs import Logs
 from tests.unit.engine.test_scheduler import make_scheduler
 
 
@@ -88,13 +89,13 @@ def test_a_call_that_follows_at_once_finds_everything_learned_and_its_slot_free(
     assert diary.entries == ["propose", "sent", "learn"] * 6
 
 
-def test_sources_that_cannot_learn_end_no_request(caplog: pytest.LogCaptureFixture) -> None:
+def test_sources_that_cannot_learn_end_no_request(logs: Logs) -> None:
     scheduler, _ = diary_scheduler()
     scheduler.drafter.reliability.add = None  # type: ignore[assignment, method-assign]
     requests = [make_request([first], 6) for first in (1, 2)]
     results = scheduler.run([Submission(request, "hybrid") for request in requests])
     assert [result.output_ids for result in results] == [plain_decode(request) for request in requests]
-    assert "could not learn" in caplog.text
+    assert "could not learn" in logs.text
     assert scheduler.engine.held == []  # type: ignore[attr-defined]
 
 

@@ -197,7 +197,7 @@ def test_no_more_requests_are_read_of_a_client_that_does_not_read_their_refusals
     asyncio.run(ask())
 
 
-def test_a_bug_of_the_gateway_ends_a_stream(monkeypatch, caplog) -> None:
+def test_a_bug_of_the_gateway_ends_a_stream(monkeypatch, logs) -> None:
     def check_request(*_: object) -> None:
         raise KeyError("secret detail")
 
@@ -210,7 +210,7 @@ def test_a_bug_of_the_gateway_ends_a_stream(monkeypatch, caplog) -> None:
             assert raised.value.code() is grpc.StatusCode.INTERNAL
 
     asyncio.run(ask())
-    assert "secret detail" in caplog.text
+    assert "secret detail" in logs.text
 
 
 def test_a_connection_without_a_call_is_closed_and_the_next_call_opens_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,7 @@ def test_health_needs_no_key_and_counts_triton_and_the_front_end(triton, front_e
     assert send(behind(act), "GET", "/health", spec_of(api_key("alice"))).status_code == expected
 
 
-def test_a_bug_of_the_gateway_is_an_error_in_the_format_of_the_api(caplog):
+def test_a_bug_of_the_gateway_is_an_error_in_the_format_of_the_api(logs):
     def answer(request: httpx.Request) -> httpx.Response:
         raise KeyError("secret detail")
 
@@ -236,4 +236,4 @@ def test_a_bug_of_the_gateway_is_an_error_in_the_format_of_the_api(caplog):
     assert (given.status_code, given.json()["error"]["type"]) == (500, "server_error")
     assert given.headers["x-request-id"] in given.json()["error"]["message"]
     assert "secret detail" not in given.text
-    assert "secret detail" in caplog.text
+    assert "secret detail" in logs.text

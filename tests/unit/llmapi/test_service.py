@@ -128,7 +128,7 @@ def test_base_classes_of_other_releases_are_fine(tensorrt_llm, monkeypatch, cons
     service.close()
 
 
-def test_the_suffix_automaton_is_configured_and_ngram_is_the_fallback(tensorrt_llm, monkeypatch, caplog):
+def test_the_suffix_automaton_is_configured_and_ngram_is_the_fallback(tensorrt_llm, monkeypatch, logs):
     import tensorrt_llm.llmapi as llmapi
 
     config = with_speculation(arguments(), settings_for("suffix_automaton"), 4)["speculative_config"]
@@ -137,7 +137,7 @@ def test_the_suffix_automaton_is_configured_and_ngram_is_the_fallback(tensorrt_l
         for name in ("SADecodingConfig", "UserProvidedDecodingConfig"):
             monkeypatch.delattr(llmapi, name, raising=False)
         assert with_speculation(arguments(), settings_for(method), 4) == arguments()
-        assert f"NGram drafts instead of {method}" in caplog.text
+        assert f"NGram drafts instead of {method}" in logs.text
     assert with_speculation(arguments(), settings_for("ngram"), 4) == arguments()
 
 

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 # Answers "ready" on rank 0, writes down its words, and leaves shared memory behind. {body}: what else it does before.
+# It speaks HTTP itself: the import of http.server takes as long as all else that it does.
 TRITONSERVER = """
-import http.server, json, os, pathlib, subprocess, sys, time
+import json, os, pathlib, socket, subprocess, sys, time
 folder = pathlib.Path({record!r})
 flags = dict(word.lstrip("-").split("=", 1) for word in sys.argv[1:] if "=" in word)
 prefix = flags["backend-config"].split("shm-region-prefix-name=")[1]
@@ -19,13 +20,11 @@ os.rename(folder / (prefix + ".part"), folder / (prefix + ".json"))
 {body}
 if "model-control-mode" in flags:
     time.sleep(600)
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-    def log_message(self, *arguments):
-        pass
-http.server.HTTPServer(("127.0.0.1", int(flags["http-port"])), Handler).serve_forever()
+listener = socket.create_server(("127.0.0.1", int(flags["http-port"])))
+while True:
+    with listener.accept()[0] as connection:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n")
 """
 
 # Starts each part between colons in a session of its own, as Open MPI does, and ends when one of them ends.
@@ -77,9 +76,9 @@ if words[0] == "run":
 
 
 def write_program(path: Path, body: str) -> Path:
-    """An executable Python script."""
+    """An executable Python script, of the standard library alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!{sys.executable}\n{body}")
+    path.write_text(f"#!{sys.executable} -S\n{body}")
     path.chmod(0o755)
     return path
 

@@ -16,6 +16,7 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE
 from pipeline.triton_models import learned
 from pipeline.triton_models.learned import LearnedState
+from tests.logs import Logs
 
 KEEPS = DraftingConfig(keep_learned_minutes=60)
 NAMES = frozenset({"trie"})
@@ -70,10 +71,10 @@ def test_a_restart_takes_the_folder_of_the_server_before(tmp_path: Path) -> None
     assert len(list((tmp_path / "cache").rglob("bls.state"))) == 1
 
 
-def test_a_folder_that_cannot_be_written_ends_no_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_ends_no_server(tmp_path: Path, logs: Logs) -> None:
     (tmp_path / "cache").touch()
     drafter, state = new_server(tmp_path)
-    assert "Learned state is not kept" in caplog.text
+    assert "Learned state is not kept" in logs.text
     serve(drafter, [10, 11, 12, 13])
     state.save()
     state.save_if_due()

@@ -28,6 +28,7 @@ from pipeline.triton_models.spans import (
     tracer_of,
 )
 from tests.http_server import serving
+from tests.logs import Logs
 from tests.servers import wait_for
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -106,12 +107,12 @@ def test_a_message_is_one_of_otlp(tracer: Tracer, monkeypatch: pytest.MonkeyPatc
     assert Collector.bodies[0]["resourceSpans"][0]["resource"] == {"attributes": [service]}
 
 
-def test_a_collector_that_is_gone_costs_spans_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_that_is_gone_costs_spans_only(logs: Logs) -> None:
     tracer = Tracer("http://127.0.0.1:9/v1/traces", "lookahead-bls")  # the port that discards, which nobody serves
     tracer.record(span_of("x", SpanContext(TRACE, SPAN), SpanContext(TRACE, SPAN), 0, {}))
     tracer.close()
 
-    assert "1 spans could not be sent" in caplog.text
+    assert "1 spans could not be sent" in logs.text
 
 
 class Foreign(BaseRequestHandler):
@@ -122,13 +123,13 @@ class Foreign(BaseRequestHandler):
         self.request.sendall(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\n")
 
 
-def test_a_collector_with_another_protocol_costs_spans_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_with_another_protocol_costs_spans_only(logs: Logs) -> None:
     span = span_of("x", SpanContext(TRACE, SPAN), SpanContext(TRACE, SPAN), 0, {})
     with TCPServer(("127.0.0.1", 0), Foreign) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         tracer = Tracer(f"http://127.0.0.1:{server.server_address[1]}/v1/traces", "lookahead-bls")
         tracer.record(span)
-        wait_for(lambda: "1 spans could not be sent" in caplog.text)
+        wait_for(lambda: "1 spans could not be sent" in logs.text)
         for _ in range(2 * spans._MAX_WAITING):
             tracer.record(span)
         tracer.close()  # without sending them all

@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,9 +96,8 @@ def plan_of(
     return plan_for(config), config
 
 
-@pytest.mark.parametrize("profile", names_in(places().profiles))
-@settings(max_examples=60, deadline=None)
-@given(sizes=SIZES, lookahead=LOOKAHEAD, speculation=SPECULATION)
+@settings(max_examples=100, deadline=None)
+@given(profile=st.sampled_from(names_in(places().profiles)), sizes=SIZES, lookahead=LOOKAHEAD, speculation=SPECULATION)
 def test_the_builder_makes_an_engine_of_the_planned_sizes(profile, sizes, lookahead, speculation):
     try:
         found, config = plan_of(profile, speculation, lookahead, **sizes)

@@ -233,7 +233,7 @@ def test_the_html_holds_all_plots_and_fetches_nothing() -> None:
 
 
 def test_names_are_escaped_in_html() -> None:
-    page = html_of(results())
+    page = full_page()
     assert "code &lt;&amp;&gt;" in page
     assert "code <&>" not in page
     assert "a &lt;b&gt;" in page
@@ -242,8 +242,9 @@ def test_names_are_escaped_in_html() -> None:
 def test_plots_exist_for_what_was_measured_only() -> None:
     assert [plot.title for plot in plots_of(results())] == ["Speedup against none, by task", "Tokens per step"]
     only_curve = full_results().model_copy(update={"requests": [], "summary": [], "concurrency": []})
-    assert len(plots_of(only_curve)) == 1
-    assert "Time of a pass" in html_of(only_curve)
+    page = html_of(only_curve)
+    assert page.count("<svg ") == 1
+    assert "Time of a pass" in page
 
 
 def test_the_same_results_give_the_same_file() -> None:
