@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +21,8 @@ _DEAD_PROCESS = re.compile(r"Stub process '\S+' is not healthy")
 _BROKEN_LOCK = "boost::interprocess::lock_exception"
 _SMALL_SHM = re.compile(r"initialize shared memory key|increase the shared memory pool size")
 _MISSING_LIBRARY = re.compile(r"error while loading shared libraries: (?P<library>\S+):")
+# Folder of the server's shared memory.
+SHM = Path("/dev/shm")
 TAIL_LINES = 15
 
 
@@ -50,6 +53,8 @@ def explain_failure(log_path: Path) -> str:
             f"server.http_port=0 --set server.grpc_port=0 --set server.metrics_port=0. Log: {log_path}"
         )
     if _SMALL_SHM.search(text):
+        if not os.access(SHM, os.W_OK):
+            return f"This user cannot write to {SHM}, where the server has its shared memory. Log: {log_path}"
         return (
             "/dev/shm has too little space for the server, which needs about 1 MB per model instance and more for "
             f"requests. Make it larger (docker: --shm-size=1g), or remove files from it. Log: {log_path}"

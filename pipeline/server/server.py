@@ -156,9 +156,10 @@ def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
     if state is None:
         _stop_orphan(run_dir)
         return None
-    with drain_lock.drained(run_dir / handover.HANDOVER, DRAIN_SECONDS) if drain else nullcontext():
-        # Requests to other models are single calls, and Triton itself waits for these.
-        end_guard(state.guard_pid, drain)
+    with drain_lock.drained(run_dir / handover.HANDOVER, DRAIN_SECONDS) if drain else nullcontext(False) as has_drained:
+        # Requests to other models are single calls, and Triton itself waits for these. It would wait again for requests
+        # that have not ended in time.
+        end_guard(state.guard_pid, has_drained)
     if has_gateway(state, run_dir):
         stop_service(run_dir, GATEWAY)
     sweep(state, run_dir)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.server import failure
 from pipeline.server.failure import explain_failure, passing_failure
 
 
@@ -40,6 +41,14 @@ def test_a_log_becomes_a_sentence(tmp_path, line, sentence):
     log.write_text(f"I1121 starting\n{line}\nI1121 ending\n")
 
     assert sentence in explain_failure(log)
+
+
+def test_a_folder_for_shared_memory_that_cannot_be_written_is_not_called_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(failure, "SHM", tmp_path / "of-another-user")
+    log = tmp_path / "server.log"
+    log.write_text("Internal: Unable to initialize shared memory key 'la177-4a50' to requested size (1048576 bytes).\n")
+
+    assert "This user cannot write to" in explain_failure(log)
 
 
 @pytest.mark.parametrize(

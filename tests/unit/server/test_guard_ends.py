@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from pipeline.server.guard import OWNER, GuardSpec
 from pipeline.server.processes import model_processes, shm_files
 from pipeline.server.server import stop_server
 from pipeline.server.state import STATE, find_server, is_ready
+from pipeline.triton_models.handover import HANDOVER, RUNNING
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, processes_of, wait_for, wait_for_guard
 from tests.unit.server.fake_server import FREE, assert_gone, slow_end, start, write
@@ -115,6 +117,18 @@ def test_a_server_that_is_drained_finishes_what_runs(fake, tmp_path):
 
     assert "finished what was running" in server.log_path.read_text()
     assert "was stopped (SIGUSR1)" in server.log_path.read_text()
+    assert_gone(server)
+
+
+def test_requests_that_do_not_end_are_waited_for_once(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.server.server.DRAIN_SECONDS", 0.1)
+    server = start(tmp_path, detach=True)
+
+    with (tmp_path / "run" / HANDOVER / RUNNING).open("rb") as request:
+        fcntl.flock(request, fcntl.LOCK_SH)
+        assert stop_server(tmp_path / "run", drain=True) == server.state
+
+    assert "was stopped (SIGTERM)" in server.log_path.read_text()
     assert_gone(server)
 
 
