@@ -29,6 +29,8 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 MANIFESTS, OPERATED = (
     list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text())) for name in ("lookahead.yaml", "dynamo.yaml")
 )
+# Time that the other processes took to end on a busy machine.
+MARGIN_S = 25.0
 PORTS = {"openai": 8080, "http": 8000, "grpc": 8001, "metrics": 8002}
 
 
@@ -79,7 +81,8 @@ def test_the_pods_of_the_graph_deployment_run_without_rights():
             assert container["securityContext"]["readOnlyRootFilesystem"]
             assert {"requests", "limits"} <= container["resources"].keys()
             assert {mount["name"] for mount in container["volumeMounts"]} <= mounted
-    assert WORKER["podTemplate"]["spec"]["terminationGracePeriodSeconds"] > 2 * DRAIN_SECONDS
+    stop_s = WORKER["podTemplate"]["spec"]["terminationGracePeriodSeconds"]
+    assert stop_s > DRAIN_SECONDS + (DRAIN_SECONDS + STOP_SECONDS) + MARGIN_S
     # Discovery over Kubernetes needs the operator's service account, and one Dynamo process per pod.
     assert "automountServiceAccountToken" not in WORKER["podTemplate"]["spec"]
 
@@ -169,9 +172,10 @@ def test_requests_have_the_time_to_finish_that_the_server_gives_them():
     num_replicas = resolved_of(server["command"]).profile.server.replicas
 
     # One after the other: the OpenAI API, then each Triton server.
-    assert pod["terminationGracePeriodSeconds"] >= DRAIN_SECONDS + (DRAIN_SECONDS + STOP_SECONDS)
+    waits_s = float(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1])
+    assert pod["terminationGracePeriodSeconds"] > waits_s + DRAIN_SECONDS + (DRAIN_SECONDS + STOP_SECONDS) + MARGIN_S
     stop_s = float(server["stop_grace_period"].removesuffix("s"))
-    assert stop_s >= DRAIN_SECONDS + num_replicas * (DRAIN_SECONDS + STOP_SECONDS)
+    assert stop_s > DRAIN_SECONDS + num_replicas * (DRAIN_SECONDS + STOP_SECONDS) + MARGIN_S
 
 
 def test_what_selects_pods_selects_those_of_the_deployment():
