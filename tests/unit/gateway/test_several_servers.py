@@ -20,6 +20,7 @@ from tests.unit.gateway.gateways import (
     deployment_of,
     json_answer,
     spec_of,
+    until,
 )
 
 CHAT = "/v1/chat/completions"
@@ -57,6 +58,7 @@ def test_grpc_calls_go_to_the_first_triton_server_that_can_be_reached():
 
         assert await asked() == 0
         await first.stop(0)
+        await until(lambda: deployment.grpc[0].channel.get_state() is not grpc.ChannelConnectivity.READY)
         assert await asked() == 1
         first, _ = await ready_server(one)
         await until_async(asked, 0)
