@@ -146,10 +146,9 @@ class Scheduler:
             return
         masks = [start_masks(running, item) for running, item in planned]
         self.pass_started = time.perf_counter()
-        started = time.perf_counter()
         try:
             results = self.engine.verify([item for _, item in planned])
-            self._planner.record(time.perf_counter() - started)
+            self._planner.record(time.perf_counter() - self.pass_started)
         finally:
             for tree_masks in masks:
                 if tree_masks is not None:
