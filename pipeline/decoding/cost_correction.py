@@ -31,7 +31,7 @@ class CostCorrection:
     def __init__(self) -> None:
         self._num_passes = 0
         # Weighted sums over passes: 1, x, x * x, y, x * y. x: additional time by the curve. y: measured time.
-        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
+        self._sums = [0.0] * 5
 
     def record(self, additional: float, measured: float) -> None:
         """Add a pass. additional: t(n) / t(0) - 1. measured: its time / t(0)."""
@@ -40,7 +40,7 @@ class CostCorrection:
             measured = min(measured, _MOST * (base + slope * additional))
         self._num_passes += 1
         row = (1.0, additional, additional * additional, measured, additional * measured)
-        self._sums = tuple(_KEEP * old + new for old, new in zip(self._sums, row, strict=True))  # type: ignore[assignment]
+        self._sums = [_KEEP * old + new for old, new in zip(self._sums, row, strict=True)]
 
     def corrected(self, times: Times) -> Times:
         """[n + 1] corrected times of passes with 0 .. n draft nodes, in seconds. times: those of the curve."""

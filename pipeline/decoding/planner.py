@@ -111,13 +111,14 @@ class AdaptivePlanner:
             choice = _choice(items, [False] * len(items))
             rate, count = _best(choice, certain, times)
         trees = _trees(items, choice, count) if rate > plain else [EMPTY_TREE] * len(items)
+        num_sent = sum(map(len, trees))
         if pending == certain and not self._always_drafts:  # without prompts
-            self._planned = float(curve[sum(map(len, trees))]), float(curve[0])
+            self._planned = float(curve[num_sent]), float(curve[0])
         for names in _counted(items):
             seconds = [item.draft_seconds for item in items if item.names == names and item.draft_seconds is not None]
             if seconds:
                 own = [tree for item, tree in zip(items, trees, strict=True) if item.names == names]
-                self._balances[names].add(_saved(own, sum(map(len, trees)), certain, times), seconds, float(times[0]))
+                self._balances[names].add(_saved(own, num_sent, certain, times), seconds, float(times[0]))
             else:
                 self._balances[names].wait()
         return trees

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import glob
-import http.client
 import json
 import os
 import select
@@ -21,7 +20,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -31,7 +29,7 @@ from typing import BinaryIO
 from pipeline.server.companions import changing_state, end_companion, kill_marked, load_state
 from pipeline.server.log import LOG, limit_size, write_end, write_restart
 from pipeline.server.processes import make_private, remove_environments, remove_shm, start_time
-from pipeline.server.watch import HangWatch, ModelWatch
+from pipeline.server.watch import HangWatch, ModelWatch, status_of
 
 _CODE = Path(__file__).resolve().parents[2]
 # Files in the folder of a guard: its spec, and one that exists once the server has been ready.
@@ -45,7 +43,6 @@ _LOADING_SECONDS = 1.0
 DRAIN_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 _CLEAN_UP_SECONDS = 30.0
-_POST_SECONDS = 2.0
 # Default limit of restarts.
 MAX_RESTARTS = 3
 _RESTART_WINDOW_S = 600.0
@@ -212,17 +209,12 @@ def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
 def _remove_leftovers(spec: GuardSpec) -> None:
     with suppress(OSError):
         for line in Path(spec.leftovers_path).read_text(encoding="utf-8").splitlines():
-            url, _, body = line.partition(" ")
-            if url.startswith("http://"):
-                _post(url, body)
+            if line.startswith("http://"):
+                url, _, body = line.partition(" ")
+                status_of(url, body.encode())
+                continue
             for name in glob.glob(line):
                 Path(name).unlink(missing_ok=True)
-
-
-def _post(url: str, body: str) -> None:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with suppress(OSError, http.client.HTTPException, ValueError):
-        opener.open(urllib.request.Request(url, body.encode()), timeout=_POST_SECONDS).close()
 
 
 @dataclass(frozen=True, slots=True)

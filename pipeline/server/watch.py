@@ -14,6 +14,7 @@ _IDLE_WORK = 0.5
 # Interval of the checks of a server that is ready, and time limit for its answer. A server on a busy machine answers
 # within seconds, also during a pass that takes longer.
 _LIVE_PERIOD_S, _LIVE_LIMIT_S = 5.0, 30.0
+_ANSWER_LIMIT_S = 2.0
 
 
 class HangWatch:
@@ -80,12 +81,15 @@ class ModelWatch:
 
 
 def _answers(url: str) -> bool:
-    """Whether a server answers with 200. Without a proxy, and without urllib.request, which takes longer to import."""
-    _, address, path, _, _ = urlsplit(url)
-    with (
-        suppress(OSError, http.client.HTTPException),
-        closing(http.client.HTTPConnection(address, timeout=2.0)) as connection,
-    ):
-        connection.request("GET", path)
-        return connection.getresponse().status == 200
-    return False
+    return status_of(url) == 200
+
+
+def status_of(url: str, body: bytes | None = None) -> int | None:
+    """HTTP status of a GET, or of a POST of a body; None without a response. Without a proxy, and without
+    urllib.request, which takes longer to import."""
+    with suppress(OSError, http.client.HTTPException, ValueError):
+        _, address, path, _, _ = urlsplit(url)
+        with closing(http.client.HTTPConnection(address, timeout=_ANSWER_LIMIT_S)) as connection:
+            connection.request("GET" if body is None else "POST", path, body)
+            return connection.getresponse().status
+    return None
