@@ -119,10 +119,15 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def cpu_name() -> str:
-    """Name of this machine's processor, from Linux or else from Python."""
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Name of this machine's processor, from Linux or else from Python. Virtual machines give processors of several
+    generations one name, so on x86 it includes family and model: "AMD EPYC (family 25, model 17)"."""
     try:
-        names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        first = cpuinfo.read_text().split("\n\n")[0]
     except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
+        first = ""
+    fields = dict(re.findall(r"^([^\t:]+?)\s*: *(.*)$", first, re.MULTILINE))
+    name: str = fields.get("model name", "") or platform.processor() or platform.machine()
+    if {"cpu family", "model"} <= fields.keys():
+        name += f" (family {fields['cpu family']}, model {fields['model']})"
+    return name

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
 
 import pipeline
-from pipeline.engine.fingerprint import commit, version_of
+from pipeline.engine.fingerprint import commit, cpu_name, version_of
 
 
 def test_the_commit_is_that_of_the_checkout_if_there_is_one() -> None:
@@ -19,3 +20,20 @@ def test_the_commit_is_that_of_the_checkout_if_there_is_one() -> None:
 def test_a_package_has_a_version_or_is_not_there() -> None:
     assert version_of("numpy") == metadata.version("numpy")
     assert version_of("no-such-package") is None
+
+
+def test_processors_of_one_name_differ_by_family_and_model(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    core = "processor\t: {}\ncpu family\t: 25\nmodel\t\t: {}\nmodel name\t: AMD EPYC\n\n"
+    cpuinfo.write_text(core.format(0, 17) + core.format(1, 17))
+    assert cpu_name(cpuinfo) == "AMD EPYC (family 25, model 17)"
+    cpuinfo.write_text(core.format(0, 1))
+    assert cpu_name(cpuinfo) == "AMD EPYC (family 25, model 1)"
+
+
+def test_without_a_name_in_cpuinfo_the_processor_has_that_of_python(tmp_path: Path) -> None:
+    expected = platform.processor() or platform.machine()
+    assert cpu_name(tmp_path / "missing") == expected
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nBogoMIPS\t: 50.00\nCPU part\t: 0xd0c\n")
+    assert cpu_name(cpuinfo) == expected

@@ -55,8 +55,9 @@ HAS_BF16 = _WIDE and "+avx512bf16" in _FEATURES
 HAS_AVX2 = "+avx2" in _FEATURES
 # Zero point of the bytes of an int8 row.
 ZERO_POINT = 128 if HAS_VNNI else 0
-# Zen 4 and 5 do not keep lines of this kind in the level 3 cache, so weights do not evict the KV cache.
-_LOCALITY = 0 if _WIDE and _PROCESSOR.startswith("znver") else 2
+# Prefetch hint of weights. Zen 5 does not keep lines of kind 0 in the level 3 cache, so weights do not evict the KV
+# cache. Zen 4 puts such lines into its level 1 cache, which is too small for the weights of a task.
+_LOCALITY = 0 if _PROCESSOR == "znver5" else 2
 # Accumulators fill the vector registers: 32 of 64 bytes, else 16 of 32.
 MAX_ROWS, MAX_BLOCKS = (8, 3) if _WIDE else (4, 1)
 
