@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from typing import NamedTuple
 
 _UNIQUE = re.compile(r"#[0-9a-f]{16}$")
 
@@ -17,3 +18,28 @@ def unique_id(chosen: str) -> str:
 def chosen_id(request_id: str) -> str:
     """The id that the client chose for a request."""
     return _UNIQUE.sub("", request_id)
+
+
+class SentId(NamedTuple):
+    """Id of a request on the server: prefix + chosen + suffix. chosen: by the client, may be empty. suffix: see
+    `unique_id`; empty for a request that stops others."""
+
+    prefix: str = ""
+    chosen: str = ""
+    suffix: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.prefix}{self.chosen}{self.suffix}" if self.chosen or self.suffix else ""
+
+    @property
+    def differs(self) -> bool:
+        return self.text != self.chosen
+
+    def as_chosen(self, data: bytes) -> bytes:
+        """JSON from the server with the id that the client chose, or without one. Generated text never contains these
+        strings, because JSON escapes quotes."""
+        if not self.differs:
+            return data
+        data = data.replace(f'{self.suffix}"'.encode(), b'"').replace(f'"id":"{self.prefix}'.encode(), b'"id":"')
+        return data if self.chosen else data.replace(b'"id":"",', b"")

@@ -8,7 +8,7 @@ an abandoned request is stopped by its id, and its stream is read to the end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -56,13 +56,25 @@ class StreamCalls:
                 yield response
         finally:
             if not responses.is_over:
-                self._leaving.add(task := asyncio.create_task(responses.leave(self._send(stop))))
-                task.add_done_callback(self._leaving.discard)
+                self._in_background(responses.leave(self._send(stop)))
+
+    def stop(self, stop: Any) -> None:
+        """Send a request that stops another one, in the background."""
+
+        async def send() -> None:
+            with suppress(grpc.aio.AioRpcError):  # the server may have ended
+                await self._send(stop)
+
+        self._in_background(send())
 
     async def close(self) -> None:
         """Wait until all abandoned requests have ended."""
         if self._leaving:
             await asyncio.wait(self._leaving)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        self._leaving.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._leaving.discard)
 
     async def _send(self, stop: Any) -> None:
         if stop is not None:

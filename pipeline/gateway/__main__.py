@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import resource
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -18,7 +19,7 @@ import uvloop
 from pydantic import ValidationError
 
 from pipeline.files import write_whole
-from pipeline.gateway.connections import by_port, for_this_machine, uvicorn_options
+from pipeline.gateway.connections import GRACE_S, by_port, for_this_machine, uvicorn_options
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.grpc_app import GrpcGateway, channel_options
 from pipeline.gateway.http_app import HttpGateway
@@ -26,14 +27,24 @@ from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.upstream import request
 
-_GRACE_S = 5.0
 _BACKLOG = 512
 _POLL_S = 0.1
 
 
+class _HttpServer(uvicorn.Server):
+    """HTTP server that shuts down together with a gRPC server: running requests of both finish."""
+
+    def __init__(self, config: uvicorn.Config, grpc_server: grpc.aio.Server) -> None:
+        super().__init__(config)
+        self._grpc_server = grpc_server
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.gather(super().shutdown(sockets), self._grpc_server.stop(GRACE_S))
+
+
 async def serve(spec: GatewaySpec, spec_path: Path) -> None:
-    """Serve HTTP and gRPC until SIGTERM. spec_path: file of the spec. If it changes, its deployment replaces the
-    current one; other changes have no effect."""
+    """Serve HTTP and gRPC until SIGTERM, which uvicorn sends again after running requests have finished. spec_path:
+    file of the spec. If it changes, its deployment replaces the current one; other changes have no effect."""
     config = spec.config
     tenants, deployments = Tenants(spec.api_keys, config), Deployments(spec.deployment)
     grpc_server = grpc.aio.server(options=channel_options(config.max_body_bytes))
@@ -46,13 +57,14 @@ async def serve(spec: GatewaySpec, spec_path: Path) -> None:
     if spec.host.startswith("127.") and not spec.api_keys:
         app = for_this_machine(app)
     options = uvicorn_options(config.header_timeout_s, config.max_connections)
-    server = uvicorn.Server(uvicorn.Config(app, **options))
+    server = _HttpServer(uvicorn.Config(app, **options), grpc_server)
     ports = [port for port in (spec.http_port, spec.openai_port) if port is not None]
     addresses = [*((spec.host, port) for port in ports), (spec.metrics_host, spec.metrics_port)]
-    await server.serve([_listening(host, port) for host, port in addresses])
-    watching.cancel()
-    await grpc_server.stop(_GRACE_S)
-    await deployments.close()
+    try:
+        await server.serve([_listening(host, port) for host, port in addresses])
+    finally:
+        watching.cancel()
+        await deployments.close()
 
 
 async def _follow_spec(deployments: Deployments, spec_path: Path) -> None:
@@ -106,6 +118,7 @@ def _configure_logging(as_json: bool) -> None:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     path = Path(sys.argv[1])
     spec = GatewaySpec.model_validate_json(path.read_bytes())
     _configure_logging(spec.json_logs)

@@ -23,6 +23,8 @@ _FOREIGN = (
     "set server.api_keys"
 )
 
+# Time for running requests to finish after SIGTERM.
+GRACE_S = 60
 # A connection that has waited for the headers of a request for so long may have to make room for another one.
 IDLE_S = 1.0
 
@@ -125,5 +127,5 @@ def uvicorn_options(header_timeout_s: float, max_connections: int) -> dict[str, 
         "h11_max_incomplete_event_size": 32768,
         "limit_concurrency": max_connections,
         "timeout_keep_alive": 30,
-        "timeout_graceful_shutdown": 5,
+        "timeout_graceful_shutdown": GRACE_S,
     }

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import numpy as np
 from tritonclient.grpc import service_pb2_grpc
 
-from pipeline.gateway.generate_body import Types
+from pipeline.gateway.generate_body import STOP, Types
 from pipeline.gateway.spec import TRITON_GRPC_KEY, TRITON_KEY_HEADER, DeploymentSpec, TritonSpec
 from pipeline.gateway.upstream import Upstream
-from pipeline.triton_grpc import LASTING_CHANNEL, StreamCalls
+from pipeline.request_ids import SentId
+from pipeline.triton_grpc import LASTING_CHANNEL, StreamCalls, infer_request
 
 _UNDECIDED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 
@@ -59,6 +61,12 @@ class Deployment:
         finally:
             self.num_running -= 1
 
+    def stop(self, model: str, sent_id: SentId) -> None:
+        """Stop a request in the background. Asks all servers, because it is not known which one runs the request."""
+        if sent_id.suffix:
+            for each in self.grpc:
+                each.streams.stop(stop_request(model, sent_id.text))
+
     async def close(self) -> None:
         for each in self.grpc:
             await each.streams.close()
@@ -91,6 +99,11 @@ class Deployments:
     async def close(self) -> None:
         for deployment in (*self._earlier, self.current):
             await deployment.close()
+
+
+def stop_request(model: str, request_id: str) -> Any:
+    """A gRPC request that stops the request with an id."""
+    return infer_request(model, request_id, {STOP: np.asarray([[True]])})
 
 
 def create_deployment(spec: DeploymentSpec) -> Deployment:

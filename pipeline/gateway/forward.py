@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import anyio
@@ -13,6 +14,7 @@ from pipeline.gateway.event_stream import events
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import ResponseWriter
 from pipeline.gateway.upstream import HEADER_LENGTH, Onward, Response, Transport, Unreachable
+from pipeline.request_ids import SentId
 
 _LONGEST_ERROR_BYTES = 1 << 16
 # Longest event that is held until it is complete.
@@ -36,14 +38,26 @@ async def until_disconnect(receive: Receive) -> AsyncGenerator[None, None]:
         tasks.cancel_scope.cancel()
 
 
-async def forward(transport: Transport, onward: Onward, receive: Receive, answer: ResponseWriter, prefix: str) -> None:
-    """Forward a request and its response. If the client disconnects, cancel the upstream request. prefix: removed from
-    the request's id in the response."""
+async def forward(
+    transport: Transport,
+    onward: Onward,
+    receive: Receive,
+    answer: ResponseWriter,
+    sent_id: SentId,
+    stop: Callable[[], None],
+) -> None:
+    """Forward a request and its response. sent_id: id of the request, which becomes the client's own in the response.
+    stop: stops the request. Called if the client disconnects or the time is over, because Triton notices the end of a
+    connection only when it sends something."""
     async with until_disconnect(receive):
         try:
             with anyio.fail_after(onward.timeout_s):
-                async with transport(onward) as response:
-                    await _pass_on(response, onward.request_id, answer, f'"id":"{prefix}'.encode() if prefix else b"")
+                try:
+                    async with transport(onward) as response:
+                        await _pass_on(response, onward.request_id, answer, sent_id)
+                except asyncio.CancelledError:
+                    stop()
+                    raise
         except Unreachable:
             await answer.refuse(unavailable())
         except TimeoutError:
@@ -57,8 +71,8 @@ def late(onward: Onward) -> Refusal:
     return Refusal(504, f"the request took longer than {onward.timeout_s:g} s")
 
 
-async def _pass_on(response: Response, request_id: str, answer: ResponseWriter, mark: bytes) -> None:
-    """Forward a response. mark: start of the id with the prefix, in no generated text, because JSON escapes quotes."""
+async def _pass_on(response: Response, request_id: str, answer: ResponseWriter, sent_id: SentId) -> None:
+    """Forward a response."""
     status, chunks = response.status, response.chunks
     if status >= 400:
         raise refusal_of(status, text_of_body(await start_of(chunks)), request_id)
@@ -72,16 +86,16 @@ async def _pass_on(response: Response, request_id: str, answer: ResponseWriter, 
                 if not started:
                     await answer.start(status, STREAM_HEADERS, is_stream=True)
                     started = True
-                await answer.piece(_with_own_id(event, mark))
+                await answer.piece(sent_id.as_chosen(event))
         await answer.end()
         return
     first = await anext(chunks, b"")
     if first.startswith(b'{"error"'):  # Triton sends some errors with status 200
         raise refusal_of(400, text_of_body(first + await start_of(chunks)), request_id)
-    if mark:
+    if sent_id.differs:
         body = first + b"".join([chunk async for chunk in chunks])
         length = int(headers.get(HEADER_LENGTH, len(body)))
-        value = _with_own_id(body[:length], mark)
+        value = sent_id.as_chosen(body[:length])
         if HEADER_LENGTH in headers:
             headers[HEADER_LENGTH] = str(len(value))
         await answer.send(value + body[length:], headers, status)  # the data of tensors stay as they are
@@ -91,10 +105,6 @@ async def _pass_on(response: Response, request_id: str, answer: ResponseWriter, 
     async for chunk in chunks:
         await answer.piece(chunk)
     await answer.end()
-
-
-def _with_own_id(data: bytes, mark: bytes) -> bytes:
-    return data.replace(mark, b'"id":"') if mark else data
 
 
 async def start_of(chunks: AsyncIterator[bytes]) -> bytes:

@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 from pipeline.gateway.bodies import Json, parse_json, write_json
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
+from pipeline.request_ids import SentId, unique_id
 
 NAMESPACE, MAX_TOKENS, ID = "namespace", "max_tokens", "id"
+# Input of a request that stops the requests with the same id.
+STOP = "stop"
 Types = Mapping[str, str]
 _RANGES = {
     f"{sign}INT{bits}": (0, (1 << bits) - 1) if sign else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
@@ -25,29 +28,36 @@ _SHOWN = 60
 
 class Checked(NamedTuple):
     """A checked request to forward. header_length: bytes of the JSON part; None if the body is only JSON. max_tokens:
-    limit of the output; None if the request sets none."""
+    limit of the output; None if the request sets none. sent_id: its id."""
 
     body: bytes
     header_length: int | None
     max_tokens: int | None
+    sent_id: SentId
 
 
 def checked_generate(body: bytes, tenant: Tenant, types: Types) -> Checked:
     """Check a request and set the tenant's namespace. types: datatypes of the model's inputs. Raises Refusal (400)."""
     value = parse_json(body)
     check_types(value, types)
-    value = with_request_id(value, tenant)
+    sent_id = sent_id_of(value, tenant, is_unique=NAMESPACE in types and STOP not in value)
     if NAMESPACE in types:
         value = with_namespace(value, tenant)
-    return Checked(write_json(value), None, positive(single(value.get(MAX_TOKENS))))
+    value = with_sent_id(value, sent_id)
+    return Checked(write_json(value), None, positive(single(value.get(MAX_TOKENS))), sent_id)
 
 
-def with_request_id(value: Json, tenant: Tenant) -> Json:
-    if ID not in value:
-        return value
-    if not isinstance(value[ID], str):
+def sent_id_of(value: Json, tenant: Tenant, is_unique: bool) -> SentId:
+    """Id with which a request is sent. is_unique: so that the gateway can stop it, and no other. Raises Refusal (400)
+    if the client's id is no string."""
+    chosen = value.get(ID, "")
+    if not isinstance(chosen, str):
         raise Refusal(400, "id must be a string")
-    return value | {ID: tenant.request_id(value[ID])}
+    return SentId(tenant.prefix, chosen, unique_id("") if is_unique else "")
+
+
+def with_sent_id(value: Json, sent_id: SentId) -> Json:
+    return value | {ID: sent_id.text} if sent_id.text else value
 
 
 def with_namespace(value: Json, tenant: Tenant) -> Json:

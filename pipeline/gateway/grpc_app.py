@@ -12,17 +12,16 @@ from typing import Any
 
 import anyio
 import grpc
-import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from pipeline.gateway.deployment import Deployment, Deployments
+from pipeline.gateway.deployment import Deployment, Deployments, stop_request
 from pipeline.gateway.errors import logger, refusal_of, unavailable
+from pipeline.gateway.generate_body import STOP
 from pipeline.gateway.grpc_message import check_request
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import Tenant, Tenants, bearer_key
 from pipeline.request_ids import unique_id
-from pipeline.triton_grpc import infer_request
 
 SERVICE = "inference.GRPCInferenceService"
 _HTTP_STATUS = {
@@ -41,8 +40,6 @@ _MAX_ANSWERS = 64
 _MAX_IDLE_MS = 1_800_000
 # Longest response that is forwarded.
 _MAX_ANSWER_BYTES = 1 << 30
-# Input of a request that stops the requests with the same id.
-_STOP = "stop"
 # Time limit of calls that run no model.
 _SHORT_S = 5.0
 
@@ -161,10 +158,10 @@ class GrpcGateway:
     def _stop_of(self, request: Any, deployment: Deployment) -> Any:
         """Make the id of a request unique. Returns the request that stops it; None if it is a stop request itself, or
         its model has no stop requests."""
-        if request.model_name not in deployment.spec.tenant_models or any(t.name == _STOP for t in request.inputs):
+        if request.model_name not in deployment.spec.tenant_models or any(t.name == STOP for t in request.inputs):
             return None
         request.id = unique_id(request.id)
-        return infer_request(request.model_name, request.id, {_STOP: np.asarray([[True]])})
+        return stop_request(request.model_name, request.id)
 
     def _tenant(self, context: Any) -> Tenant:
         metadata = dict(context.invocation_metadata() or ())

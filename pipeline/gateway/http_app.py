@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 
 import anyio
@@ -176,8 +177,9 @@ class HttpGateway:
             else:
                 checked = checked_generate(body, tenant, types)
             onward = Onward(deployment.http, "POST", path, checked.body, headers, timeout_s, request_id)
+            stop = partial(deployment.stop, request.path_params["model"], checked.sent_id)
             with self._tenants.admit(tenant, len(body), checked.max_tokens, deployment.spec.max_seq_len):
-                await forward(self._transport, onward, request.receive, answer, tenant.prefix)
+                await forward(self._transport, onward, request.receive, answer, checked.sent_id, stop)
 
     async def _types(self, deployment: Deployment, model: str, request_id: str) -> Types:
         """Datatypes of a model's inputs, cached."""

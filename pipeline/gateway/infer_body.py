@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.gateway.bodies import Json, parse_json, write_json
-from pipeline.gateway.generate_body import MAX_TOKENS, NAMESPACE, Checked, Types, positive, single, with_request_id
+from pipeline.gateway.generate_body import (
+    MAX_TOKENS,
+    NAMESPACE,
+    STOP,
+    Checked,
+    Types,
+    positive,
+    sent_id_of,
+    single,
+    with_sent_id,
+)
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
 
@@ -17,8 +27,10 @@ def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types:
     """Check a request and set the tenant's namespace. header_length: value of Inference-Header-Content-Length; None if
     the body is only JSON. types: datatypes of the model's inputs. Raises Refusal (400)."""
     length = len(body) if header_length is None else _length(header_length, len(body))
-    value, tail = with_request_id(parse_json(body[:length]), tenant), body[length:]
+    value, tail = parse_json(body[:length]), body[length:]
     inputs = _tensors(value, "inputs")
+    is_stop = any(tensor["name"] == STOP for tensor in inputs)
+    sent_id = sent_id_of(value, tenant, is_unique=NAMESPACE in types and not is_stop)
     if len({tensor["name"] for tensor in inputs}) < len(inputs):
         raise Refusal(400, "an input occurs twice")
     _refuse_shared_memory(inputs)
@@ -30,9 +42,9 @@ def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types:
         blocks = [(tensor, block) for tensor, block in blocks if tensor["name"] != NAMESPACE]
         name = {"name": NAMESPACE, "datatype": "BYTES", "shape": [1, 1], "data": [tenant.namespace(asked)]}
         blocks.append((name, None))
-    header = write_json(value | {"inputs": [tensor for tensor, _ in blocks]})
+    header = write_json(with_sent_id(value, sent_id) | {"inputs": [tensor for tensor, _ in blocks]})
     tail = b"".join(block for _, block in blocks if block is not None)
-    return Checked(header + tail, None if header_length is None else len(header), positive(tokens))
+    return Checked(header + tail, None if header_length is None else len(header), positive(tokens), sent_id)
 
 
 def _length(text: str, num_bytes: int) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import numpy as np
@@ -14,7 +16,7 @@ from pipeline.engine.create import create_scheduler
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import load_engine
 from pipeline.errors import RequestError
-from pipeline.repository.names import FRONT_MODEL
+from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL
 from pipeline.server.client import Protocol, TextQuery, stream_text
 from pipeline.server.startup import PreparedServer
 from pipeline.triton_models.text_codec import load_codec
@@ -178,6 +180,19 @@ def test_a_client_that_leaves_makes_room_for_others(server):
     assert ask(server, max_tokens=4).finish_reason == "length"
 
     assert wait_for(lambda: num_cancelled(server) == num_before + 12)
+
+
+@pytest.mark.parametrize("model", [FRONT_MODEL, STOCK_FRONT_MODEL])
+def test_a_client_that_leaves_a_whole_response_ends_its_request(server, model):
+    url = f"{server.state.http_url}/v2/models/{model}/generate"
+    body = {"text_input": PROMPT, "max_tokens": 4000, "strategy": "none", "end_id": -1}
+    before, deadline = num_cancelled(server), time.monotonic() + PATIENCE_S
+    # A busy server may not have the request yet when the client leaves, and a fast one may be done.
+    while num_cancelled(server) == before:
+        assert time.monotonic() < deadline
+        with suppress(httpx.ReadTimeout):
+            httpx.post(url, json=body, timeout=0.5)
+        settled_metrics(server)
 
 
 def test_metrics_count_what_happened(server):

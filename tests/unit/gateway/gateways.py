@@ -173,8 +173,8 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def deployment_at(port: int) -> DeploymentSpec:
-    """A deployment whose Triton server listens at a port for gRPC."""
-    deployment = deployment_of(port)
-    triton = deployment.tritons[0].model_copy(update={"grpc": f"127.0.0.1:{port}"})
+def deployment_at(port: int, http: str = "triton:1") -> DeploymentSpec:
+    """A deployment whose Triton server listens at a port for gRPC. http: its address for HTTP."""
+    deployment = deployment_of()
+    triton = deployment.tritons[0].model_copy(update={"grpc": f"127.0.0.1:{port}", "http": http})
     return deployment.model_copy(update={"tritons": (triton,)})

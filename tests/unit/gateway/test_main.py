@@ -8,18 +8,28 @@ import logging
 import resource
 import subprocess
 import sys
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import grpc
 import httpx
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 
 from pipeline.gateway import __main__ as gateway
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.gateway.tenants import Tenants
+from pipeline.server.ports import bind_ports
+from tests.patience import PATIENCE_S
 from tests.servers import wait_for
 from tests.unit.gateway.gateways import (
     Behind,
+    deployment_at,
     deployment_of,
+    grpc_server,
     json_answer,
     spec_of,
     until,
@@ -122,6 +132,71 @@ def test_the_gateway_may_open_as_many_files_as_the_system_allows(tmp_path: Path)
             wait_for(lambda: resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (most, most))
         finally:
             process.kill()
+
+
+def test_running_requests_finish_after_sigterm(tmp_path: Path):
+    async def work() -> tuple[int, bool, int]:
+        has_http, has_grpc, may_answer = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            has_http.set()
+            await may_answer.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+        class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+            async def ServerLive(self, request: Any, context: Any) -> pb.ServerLiveResponse:
+                has_grpc.set()
+                await may_answer.wait()
+                return pb.ServerLiveResponse(live=True)
+
+        add = partial(service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server, Triton())
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as http_server, grpc_server(add) as grpc_port:
+            http = f"127.0.0.1:{http_server.sockets[0].getsockname()[1]}"
+            spec = spec_of().model_copy(
+                update={
+                    **bind_ports("127.0.0.1", dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0)),
+                    "openai_port": None,
+                    "deployment": deployment_at(grpc_port, http),
+                }
+            )
+            path = tmp_path / "gateway.json"
+            path.write_text(spec.model_dump_json())
+            process = await asyncio.create_subprocess_exec(sys.executable, "-m", "pipeline.gateway", str(path))
+            async with (
+                httpx.AsyncClient(base_url=f"http://127.0.0.1:{spec.http_port}", timeout=PATIENCE_S) as client,
+                grpc.aio.insecure_channel(f"127.0.0.1:{spec.grpc_port}") as channel,
+            ):
+                live = service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive
+                by_grpc = asyncio.ensure_future(live(pb.ServerLiveRequest(), wait_for_ready=True, timeout=PATIENCE_S))
+                await asyncio.wait_for(has_grpc.wait(), PATIENCE_S)  # gRPC starts first, so wait for HTTP too
+                by_http = asyncio.ensure_future(_when_listening(client, "/v2/health/live"))
+                await asyncio.wait_for(has_http.wait(), PATIENCE_S)
+                process.terminate()
+                await _refuses(spec.http_port)
+                may_answer.set()
+                answers = (await by_http).status_code, (await by_grpc).live
+            return *answers, await asyncio.wait_for(process.wait(), PATIENCE_S)
+
+    assert asyncio.run(work()) == (200, True, 0)
+
+
+async def _when_listening(client: httpx.AsyncClient, path: str) -> httpx.Response:
+    while True:
+        with suppress(httpx.ConnectError):
+            return await client.get(path)
+        await asyncio.sleep(0.05)
+
+
+async def _refuses(port: int) -> None:
+    """Wait until a port is closed."""
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return
+        writer.close()
+        await asyncio.sleep(0.05)
 
 
 def test_logs_are_text_or_one_json_object_a_line():
