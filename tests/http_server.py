@@ -27,9 +27,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
-    """Port of a server on this machine for the length of a block."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def serving(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[int]:
+    """Port of a server on this machine for the length of a block. port: 0 for a free one."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)  # shut down within 10 ms
     thread.start()
     try:

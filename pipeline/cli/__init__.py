@@ -1,7 +1,7 @@
 """The `lookahead` command.
 
-Exit codes: 0 success, 1 an internal error (with its trace), 2 a user error (one message), 130 Ctrl-C. Errors are caught
-here and nowhere else in this package.
+Exit codes: 0 success, 1 an internal error (with its trace), 2 a user error (one message), 130 Ctrl-C, 143 SIGTERM.
+Errors are caught here and nowhere else in this package.
 """
 
 from __future__ import annotations
@@ -37,8 +37,16 @@ _REMEDIES = {
 }
 
 
+class Terminated(SystemExit):
+    """SIGTERM. A command stops what it has started, as after Ctrl-C."""
+
+
 def leave_on_signals() -> None:
     """Make SIGTERM, and SIGHUP unless `nohup` ignores it, raise SystemExit, so that cleanup runs as after Ctrl-C."""
+
+    def terminate(number: int, frame: object) -> NoReturn:
+        raise Terminated(128 + number)
+
     terminals = [number for number in range(3) if os.isatty(number)]
 
     def hang_up(number: int, frame: object) -> None:
@@ -48,16 +56,17 @@ def leave_on_signals() -> None:
             os.dup2(null, terminal)
         sys.exit(128 + number)
 
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, terminate)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, hang_up)
     sys.unraisablehook = _send_again
 
 
 def _send_again(dropped: sys.UnraisableHookArgs) -> None:
-    """Send SIGTERM again, because Python drops exceptions that a signal handler raises in a finalizer or callback."""
+    """Send a signal again, because Python drops exceptions that its handler raises in a finalizer or callback."""
     if isinstance(dropped.exc_value, SystemExit | KeyboardInterrupt):
-        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        number = signal.SIGTERM if isinstance(dropped.exc_value, SystemExit) else signal.SIGINT
+        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
     else:
         _report_dropped(dropped)
 

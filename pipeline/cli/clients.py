@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -141,9 +140,7 @@ def demo(
 ) -> None:
     """Build, serve, query over gRPC and HTTP, compare the speed with and without drafts, and stop the server."""
     from pipeline.cli.demo import run_demo
-    from pipeline.cli.server import leave
 
-    signal.signal(signal.SIGTERM, leave)
     ports = [f"server.{name}_port=0" for name in ("http", "grpc", "metrics")]
     run_demo(resolve(model, profile, [*ports, *(overrides or [])]), places(), max_tokens)
 

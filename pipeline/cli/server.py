@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli import output
+from pipeline.cli import Terminated, output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, Verbose, resolve
 from pipeline.config.places import places
 from pipeline.errors import BuildError, ServerError
@@ -57,7 +56,6 @@ def serve(
         if verbose:
             output.say(dump_resolved(resolved).rstrip())
         return
-    signal.signal(signal.SIGTERM, leave)
     require_none(run_dir(where))
     asked = resolved.profile.server
     if asked.openai and asked.replicas == 1 and not join and not has_dynamo():
@@ -80,8 +78,8 @@ def serve(
             _wait(fleet)
     except Terminated:
         output.note("running requests finish first; a second signal ends them")
+        # Exit code 0, also for supervisors such as systemd to which any other code is a failure.
         stop_fleet(run_dir(where), drain=True)
-        raise
     finally:
         if not background:
             fleet.stop()
@@ -213,7 +211,6 @@ def switch(
     else:
         resolved = resolve(model, profile, overrides)
     require_other(before, resolved)
-    signal.signal(signal.SIGTERM, leave)
     with output.working(f"preparing {resolved.profile.name}") as note:
         served = prepare(resolved, where, note=note)
         started = time.monotonic()
@@ -225,15 +222,6 @@ def switch(
     else:
         announce(state, openai_url(run_dir(where)), resolved.profile.server)
         output.note(f"switched in {seconds:.1f} s")
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM. A command stops what it has started, as after Ctrl-C. A running server finishes its requests first."""
-
-
-def leave(number: int, frame: object) -> NoReturn:
-    """Handle SIGTERM."""
-    raise Terminated
 
 
 def announce(state: ServerState, url: str | None, server: ServerConfig) -> None:

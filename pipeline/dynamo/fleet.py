@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,9 +66,7 @@ class Fleet:
         The fleet needs its gateway, its front end, one server and one worker. A worker whose server has ended uses the
         others."""
         gateway = [server.gateway for server in self.servers if server.gateway is not None]
-        front_end = [service for service in self.services if service.name == FRONT_END]
-        workers = [service for service in self.services if service.name != FRONT_END]
-        groups: list[Sequence[RunningServer | RunningService]] = [self.servers, gateway, front_end, workers]
+        groups = (self.servers, gateway, self._front_ends, self._workers)
         ended: list[RunningServer | RunningService] = []
         while True:
             members = [each for group in groups for each in group if each not in ended]
@@ -83,14 +80,25 @@ class Fleet:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Stop all processes, the front end first. A second call does nothing."""
-        for running in reversed(self.running):
-            running.stop()
+        """Stop all processes: the front end, then all workers, then all servers. A second call does nothing."""
+        for group in (self._front_ends, self._workers, self.servers):
+            for running in group:  # they end at the same time
+                running.guard.terminate()
+            for running in group:
+                running.stop()
+
+    @property
+    def _front_ends(self) -> list[RunningService]:
+        return [service for service in self.services if service.name == FRONT_END]
+
+    @property
+    def _workers(self) -> list[RunningService]:
+        return [service for service in self.services if service.name != FRONT_END]
 
     @property
     def front_end_port(self) -> int | None:
         """Port of the OpenAI front end; None if the fleet has none."""
-        return next((service.state.ports["http"] for service in self.services if service.name == FRONT_END), None)
+        return next((service.state.ports["http"] for service in self._front_ends), None)
 
     @property
     def running(self) -> list[RunningServer | RunningService]:
@@ -145,11 +153,13 @@ def start_fleet(
             states = [running.state for running in fleet.servers]
             if server.gateway.enabled and not beside and len(states) > 1:
                 set_replicas(run_dir, states)
-            for number in range(1, server.replicas + 1):
-                _start(fleet, worker_service(number, served.resolved, states, card, run_dir), run_dir)
+            numbers = range(1, server.replicas + 1)
+            workers = [worker_service(number, served.resolved, states, card, run_dir) for number in numbers]
+            for worker in workers:
+                _start(fleet, worker, run_dir)
             if not join:
                 host, port = LOOPBACK if server.gateway.enabled else server.host, fleet.servers[0].openai.front_end
-                _start(fleet, front_end_service(served.resolved, run_dir, host, port), run_dir)
+                _start(fleet, front_end_service(served.resolved, run_dir, host, port, workers), run_dir)
             try:
                 wait_until_ready(fleet.services, note)
             except ServerError:
@@ -228,13 +238,10 @@ def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
 def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
     """Stop all processes of a run folder. drain: let running requests finish first. Returns the state of a Triton
     server that was stopped; None if none ran."""
-    stop_service(run_dir, FRONT_END, drain)
-    for state in find_services(run_dir):
-        if state.name != GATEWAY:  # the gateway ends with the last Triton server
-            stop_service(run_dir, state.name, drain)
-    # The first server last, because it ends the gateway.
-    stopped = [stop_server(folder, drain) for folder in (*sorted(run_dir.glob("replica-*")), run_dir)]
-    return next((state for state in stopped if state is not None), None)
+    stop_service(run_dir, FRONT_END, drain=drain)
+    workers = [state.name for state in find_services(run_dir) if state.name != GATEWAY]
+    stop_service(run_dir, *workers, drain=drain)
+    return stop_server(run_dir, *sorted(run_dir.glob("replica-*")), drain=drain)  # the gateway ends with the last one
 
 
 def _start(fleet: Fleet, service: Service, run_dir: Path) -> None:

@@ -16,7 +16,7 @@ from pipeline.config.threads import NUM_THREADS
 from pipeline.dynamo.spec import DYNAMO_NAMESPACE, NAMESPACE, RPC_HOST, TRITON_KEYS, WorkerSpec
 from pipeline.engine.backend import backend_of
 from pipeline.errors import ServerError
-from pipeline.server.discovery import ETCD_LEASE_TTL, FILE_KV, has_other_machines
+from pipeline.server.discovery import ETCD_LEASE_TTL, FILE_KV, has_other_machines, needed_urls
 from pipeline.server.ports import free_port
 from pipeline.server.service import Service
 from pipeline.server.state import SERVICES, ServerState, answers, reachable
@@ -100,7 +100,7 @@ def worker_service(
         TRITON_KEYS: ",".join(state.triton_key or "" for state in states),
         "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
     }
-    url = f"http://{reachable(host)}:{ports['metrics']}/health"
+    url = _health_url(host, ports)
     return Service(
         f"{WORKER}-{number}",
         [sys.executable, "-m", "pipeline.dynamo.engine", spec.model_dump_json()],
@@ -112,11 +112,20 @@ def worker_service(
         max_restarts=profile.server.max_restarts,
         # Entries to delete after a kill. Dynamo itself would list a killed worker for ten more seconds.
         leftovers_path=str(entries),
+        waits_for=needed_urls(profile.server),
     )
 
 
-def front_end_service(resolved: ResolvedConfig, run_dir: Path, host: str, port: int) -> Service:
-    """Service of the OpenAI front end, which is ready when it lists the model. host, port: address to listen on."""
+def _health_url(host: str, ports: Mapping[str, int]) -> str:
+    """URL at which a worker reports that it serves requests. host, ports: of its service."""
+    return f"http://{reachable(host)}:{ports['metrics']}/health"
+
+
+def front_end_service(
+    resolved: ResolvedConfig, run_dir: Path, host: str, port: int, workers: Sequence[Service] = ()
+) -> Service:
+    """Service of the OpenAI front end, which is ready when it lists the model. host, port: address to listen on.
+    workers: those of this machine. While one of them serves requests, the front end must list the model."""
     environment = _environment(resolved.profile.server, run_dir, FRONT_END)
     if has_other_machines(resolved.profile.server):
         environment.setdefault("DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS", f"{SILENCE_S:.0f}")
@@ -128,9 +137,14 @@ def front_end_service(resolved: ResolvedConfig, run_dir: Path, host: str, port: 
         *(_ROUTING if has_several_workers(resolved.profile.server) else ()),
     ]
     url, model = f"http://{reachable(host)}:{port}/v1/models", resolved.model.name
-    restarts = resolved.profile.server.max_restarts
+    worker_urls = [_health_url(worker.host, worker.ports) for worker in workers]
+    etcd = needed_urls(resolved.profile.server)
     return Service(
-        FRONT_END, argv, environment, {"http": port}, lambda: lists_model(url, model), host, _STARTUP_S, restarts
+        *(FRONT_END, argv, environment, {"http": port}, lambda: lists_model(url, model), host, _STARTUP_S),
+        max_restarts=resolved.profile.server.max_restarts,
+        watched_url=f"{url}/{model}",
+        watched_needs=[group for group in (worker_urls, etcd) if group],
+        waits_for=etcd,
     )
 
 

@@ -124,11 +124,9 @@ async def _attempt(transport: Transport, asked: Asked, may_retry: bool) -> Async
             text = text_of_body(await start_of(response.chunks))
         except Unreachable as error:
             raise _Lost(unavailable()) from error
-    is_absent = asked.is_served and response.status == 404  # without a worker, the front end has no model
-    if may_retry and (is_absent or any(words in text for words in _NO_WORKER)):
-        raise _Absent
-    if is_absent:
-        raise unavailable()
+    has_no_model = asked.is_served and response.status == 404  # without a worker
+    if has_no_model or any(words in text for words in _NO_WORKER):
+        raise _Absent if may_retry else unavailable()
     if response.status == 404:
         raise unknown_model(str(parse_json(asked.body).get("model")))
     raise _exception_of(refusal_of(response.status, text, asked.request_id), text)

@@ -13,7 +13,6 @@ from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.installation import Installation
 from pipeline.server.ports import listening_of
 
-VERBOSE_LOG = "triton.log"
 # Placeholder in printed commands for the id that a start generates.
 SHOWN_ID = "la000000000000"
 SHOWN_KEY = "CHOSEN-BY-THE-START"

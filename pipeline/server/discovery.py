@@ -48,6 +48,11 @@ def etcd_urls(environment: Mapping[str, str] = os.environ) -> list[str]:
     return [part if "://" in part else f"http://{part}" for part in found if part]
 
 
+def needed_urls(server: ServerConfig) -> list[str]:
+    """URLs, one of which must answer before a process of the fleet can start; none without etcd."""
+    return [f"{url}/health" for url in etcd_urls()] if server.discovery == "etcd" else []
+
+
 def check_etcd(environment: Mapping[str, str] = os.environ) -> str:
     """Text with the URLs of etcd. Raises ServerError if no member answers; Dynamo itself would try for minutes."""
     urls = etcd_urls(environment)

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline.server.command import VERBOSE_LOG
-from pipeline.server.log import was_stopped
+from pipeline.server.log import VERBOSE_LOG, was_stopped
 
 # Triton reports a failed Python model as "failed to load 'name' version 1: Internal: <Exception>: <text>\n\nAt:\n ...".
 _FAILED_MODEL = re.compile(

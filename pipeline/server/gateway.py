@@ -58,7 +58,9 @@ def gateway_service(
     ports = public._asdict() | ({} if openai is None else {OPENAI: openai.public})
     argv = [sys.executable, "-m", "pipeline.gateway", str(path)]
     return Service(
-        GATEWAY, argv, environment, ports, lambda: answers(url), server.host, max_restarts=server.max_restarts
+        *(GATEWAY, argv, environment, ports, lambda: answers(url), server.host),
+        max_restarts=server.max_restarts,
+        watched_url=url,
     )
 
 

@@ -3,6 +3,7 @@
 The guard ends the server on SIGTERM or SIGUSR1 (running requests may finish), and when the owner ends: standard input
 closes without `release_guard`, or the process in the spec ends. It restarts the server, a limited number of times, if a
 model's process dies, if the server dies after it was ready, or if it hangs. Log and state file record count and reason.
+A server that needs etcd is not restarted before etcd answers.
 
 After each end of the server, the guard kills the remaining processes and removes shared memory and container. After the
 last end it removes the state file and writes the reason to the log. If the guard is killed, the kernel ends the server.
@@ -12,7 +13,6 @@ The guard imports the standard library only, so it starts fast and needs little 
 from __future__ import annotations
 
 import ctypes
-import glob
 import json
 import os
 import select
@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.server.companions import changing_state, end_companion, kill_marked, load_state
-from pipeline.server.log import LOG, limit_size, write_end, write_restart
+from pipeline.server.leftovers import remove_leftovers, run_clean_up
+from pipeline.server.log import LOG, VERBOSE_LOG, limit_size, write_end, write_restart
 from pipeline.server.processes import make_private, remove_environments, remove_shm, start_time
-from pipeline.server.watch import HangWatch, ModelWatch, status_of
+from pipeline.server.watch import HangWatch, ModelWatch, ServiceWatch, any_answers
 
 _CODE = Path(__file__).resolve().parents[2]
 # Files in the folder of a guard: its spec, and one that exists once the server has been ready.
@@ -42,7 +43,6 @@ _LOADING_SECONDS = 1.0
 # Time for running requests to finish after SIGUSR1.
 DRAIN_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
-_CLEAN_UP_SECONDS = 30.0
 # Default limit of restarts.
 MAX_RESTARTS = 3
 _RESTART_WINDOW_S = 600.0
@@ -61,8 +61,9 @@ class GuardSpec:
     removed with the shared memory. owner: pid and start time of a process with which the server ends. url: of Triton's
     HTTP interface; empty for other processes. hang_seconds: limit of inactivity until the server is ready.
     max_restarts: limit of restarts within restart_window_s. companions: state files of services that end with the last
-    of the servers in their `ends_with`. leftovers_path: file in which the server lists what to remove at its end, one
-    per line: a pattern of files, or an HTTP URL and after a space the JSON to send there."""
+    of the servers in their `ends_with`. leftovers_path: file in which the server lists what to remove at its end, see
+    `remove_leftovers`. watched_url, watched_needs: see `ServiceWatch`, once READY_FILE exists. waits_for: URLs, one of
+    which must answer before a restart."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -78,6 +79,9 @@ class GuardSpec:
     restart_window_s: float = _RESTART_WINDOW_S
     companions: Sequence[str] = ()
     leftovers_path: str = ""
+    watched_url: str = ""
+    watched_needs: Sequence[Sequence[str]] = ()
+    waits_for: Sequence[str] = ()
 
     @property
     def state_path(self) -> Path:
@@ -125,13 +129,6 @@ def owner() -> tuple[int, int] | None:
     return None if started is None else (pid, started)
 
 
-def run_clean_up(command: Sequence[str]) -> None:
-    """Remove a container. It is already gone if the server ended normally, which is not an error."""
-    if command:
-        with suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(command, capture_output=True, timeout=_CLEAN_UP_SECONDS, check=False)
-
-
 def main() -> int:
     """Run the server of the spec file, with restarts. Returns its last exit code."""
     spec = GuardSpec(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
@@ -158,12 +155,19 @@ def main() -> int:
             recent = [when for when in recent if now - when < spec.restart_window_s]
             if not end.restart or len(recent) == spec.max_restarts:
                 return 1 if end.reason and not end.wanted else code
-            recent.append(now)
             num_restarts += 1
             _kill_rest(spec, server)
             reason = end.reason or _how(code)
+            can_start = not spec.waits_for or any_answers(spec.waits_for)
+            if not can_start:
+                reason += f"; waiting until there is an answer at {' or '.join(spec.waits_for)}"
             write_restart(log, num_restarts, reason)
             record_restart(spec.state_path, num_restarts, reason)
+            if can_start:
+                recent.append(now)
+            elif (asked := _wait_until_it_can_start(fds, spec)) is not None:
+                end = asked
+                return 0
     finally:
         _kill_rest(spec, None)
         for companion in spec.companions:
@@ -200,21 +204,10 @@ def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
     kill_marked(spec.server_id)
-    _remove_leftovers(spec)
+    remove_leftovers(Path(spec.leftovers_path))
     run_clean_up(spec.clean_up)
     remove_shm(spec.server_id)
     remove_environments()
-
-
-def _remove_leftovers(spec: GuardSpec) -> None:
-    with suppress(OSError):
-        for line in Path(spec.leftovers_path).read_text(encoding="utf-8").splitlines():
-            if line.startswith("http://"):
-                url, _, body = line.partition(" ")
-                status_of(url, body.encode())
-                continue
-            for name in glob.glob(line):
-                Path(name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,32 +224,53 @@ class _End:
 def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSpec, log: BinaryIO) -> _End:
     """Wait until the server ends or should end. fds: wake-up of signals, and standard input until it is released. log:
     of the server."""
-    wake_fd = fds[0]
     watch = HangWatch(spec.server_id, spec.url, spec.hang_seconds)
+    service, ready_file = ServiceWatch(spec.watched_url, spec.watched_needs), Path(spec.folder, READY_FILE)
     models = ModelWatch(spec.server_id)
     while True:
         ready, _, _ = select.select(fds, [], [], _WATCH_SECONDS)
         is_ready = watch.is_ready()
-        patience = STOP_SECONDS if is_ready else _LOADING_SECONDS
-        if wake_fd in ready and (received := set(os.read(wake_fd, 64)) - {signal.SIGCHLD}):
-            drains = is_ready and received == {signal.SIGUSR1}
-            return _End(signal.Signals(min(received)).name, True, DRAIN_SECONDS if drains else patience)
+        if (asked := _asked_end(fds, ready, spec, is_ready)) is not None:
+            return asked
         if server.poll() is not None:
-            return _End(restart=Path(spec.folder, READY_FILE).exists())
-        if len(fds) > 1 and fds[1] in ready and not os.read(fds.pop(), 1):
-            return _End("the command that started it has ended", True, patience)
-        if spec.owner is not None and start_time(spec.owner[0]) != spec.owner[1]:
-            return _End("the command that owns it has ended", True, patience)
+            return _End(restart=ready_file.exists())
         if how := watch.hangs():
             return _End(how if is_ready else f"{how} before it was ready", restart=True)
+        if ready_file.exists() and (how := service.fails()):
+            return _End(how, restart=True)
         make_private(spec.server_id)
         limit_size(log)
+        with suppress(OSError), Path(spec.folder, VERBOSE_LOG).open("r+b") as verbose:  # few servers have it
+            limit_size(verbose)
         # Before it is ready, a server that loses a model's process logs the reason and ends by itself.
         if dead := models.dead_models(_CRIPPLED_SECONDS if is_ready else spec.hang_seconds):
             processes = "process of the model" if len(dead) == 1 else "processes of the models"
             return _End(
                 f"the {processes} {', '.join(dead)} died; the log may say why, else memory was too small", restart=True
             )
+
+
+def _wait_until_it_can_start(fds: list[int], spec: GuardSpec) -> _End | None:
+    """Wait until the server can be started again. Returns None then, or why it should end instead."""
+    while not any_answers(spec.waits_for):
+        ready, _, _ = select.select(fds, [], [], _WATCH_SECONDS)
+        if (asked := _asked_end(fds, ready, spec, False)) is not None:
+            return asked
+    return None
+
+
+def _asked_end(fds: list[int], ready: list[int], spec: GuardSpec, is_ready: bool) -> _End | None:
+    """The end of the server that a signal requests, or the end of the process to which it belongs; None without one.
+    ready: of fds. is_ready: whether the server is ready."""
+    wake_fd, patience = fds[0], STOP_SECONDS if is_ready else _LOADING_SECONDS
+    if wake_fd in ready and (received := set(os.read(wake_fd, 64)) - {signal.SIGCHLD}):
+        drains = is_ready and received == {signal.SIGUSR1}
+        return _End(signal.Signals(min(received)).name, True, DRAIN_SECONDS if drains else patience)
+    if len(fds) > 1 and fds[1] in ready and not os.read(fds.pop(), 1):
+        return _End("the command that started it has ended", True, patience)
+    if spec.owner is not None and start_time(spec.owner[0]) != spec.owner[1]:
+        return _End("the command that owns it has ended", True, patience)
+    return None
 
 
 def _how(code: int) -> str:

@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-LOG = "server.log"
+# Output of the server, and Triton's verbose log if it was asked for.
+LOG, VERBOSE_LOG = "server.log", "triton.log"
 KEPT_LOGS = 3
 # Size at which the log of a running server begins again. Clients can cause lines, so it would otherwise fill the disk.
 MAX_LOG_BYTES = 32 << 20
-_OLD_LOG = f"{LOG}.old"
 _STOPPED = "lookahead: the server was stopped"
 _END_BYTES = 400
 
@@ -38,11 +38,11 @@ def _append(path: Path, line: str) -> None:
 
 
 def limit_size(log: BinaryIO) -> None:
-    """Empty a log that has become too long, after a copy to `server.log.old`. log: opened to append, as by its writers,
-    which then continue at the beginning."""
+    """Empty a log that has become too long, after a copy to a file with `.old` behind its name. Its writers have opened
+    it to append, so they continue at the beginning."""
     if os.fstat(log.fileno()).st_size > MAX_LOG_BYTES:
         with suppress(OSError):  # a full disk, or a removed folder
-            shutil.copy(f"/proc/self/fd/{log.fileno()}", Path(log.name).with_name(_OLD_LOG))
+            shutil.copy(f"/proc/self/fd/{log.fileno()}", f"{log.name}.old")
         log.truncate(0)
 
 

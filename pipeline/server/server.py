@@ -20,11 +20,10 @@ from pipeline.engine.backend import Note
 from pipeline.engine.command import MakeCommand
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, try_lock, write_whole
-from pipeline.server.command import VERBOSE_LOG
 from pipeline.server.failure import explain_failure, passing_failure
 from pipeline.server.gateway import gateway_service
 from pipeline.server.guard import DRAIN_SECONDS, READY_FILE, GuardSpec, owner, release_guard, start_guard, stop_guard
-from pipeline.server.log import LOG, keep_previous, was_stopped, write_end
+from pipeline.server.log import LOG, VERBOSE_LOG, keep_previous, was_stopped, write_end
 from pipeline.server.ports import OpenAIPorts, choose_ports
 from pipeline.server.processes import MARK, marked_processes
 from pipeline.server.service import RunningService, find_service, start_service, stop_service
@@ -33,7 +32,7 @@ from pipeline.server.state import (
     SERVICES,
     STATE,
     ServerState,
-    end_guard,
+    end_guards,
     find_own,
     has_gateway,
     is_ready,
@@ -147,23 +146,27 @@ def start_server(
     raise AssertionError("the last attempt returns or raises")
 
 
-def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
-    """Stop the server that runs from run_dir and wait for its end. Returns its state; None if none ran.
+def stop_server(*run_dirs: Path, drain: bool = False) -> ServerState | None:
+    """Stop the servers that run from these folders at the same time, and wait for their end. Returns the state of one;
+    None if none ran.
 
     drain: refuse new requests and let running ones finish, for up to DRAIN_SECONDS.
     """
-    state = find_own(run_dir)
-    if state is None:
-        _stop_orphan(run_dir)
-        return None
-    with drain_lock.drained(run_dir / handover.HANDOVER, DRAIN_SECONDS) if drain else nullcontext(False) as has_drained:
+    states = {folder: state for folder in run_dirs if (state := find_own(folder)) is not None}
+    folders = [folder / handover.HANDOVER for folder in states]
+    drained = drain_lock.drained(folders, DRAIN_SECONDS) if drain else nullcontext([False] * len(states))
+    with drained as have_drained:
         # Requests to other models are single calls, and Triton itself waits for these. It would wait again for requests
         # that have not ended in time.
-        end_guard(state.guard_pid, has_drained)
-    if has_gateway(state, run_dir):
-        stop_service(run_dir, GATEWAY)
-    sweep(state, run_dir)
-    return state
+        end_guards(dict(zip((state.guard_pid for state in states.values()), have_drained, strict=True)))
+    for folder in run_dirs:
+        if folder not in states:
+            _stop_orphan(folder)
+    for folder, state in states.items():
+        if has_gateway(state, folder):
+            stop_service(folder, GATEWAY)
+        sweep(state, folder)
+    return next(iter(states.values()), None)
 
 
 def _stop_orphan(run_dir: Path) -> None:

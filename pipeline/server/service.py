@@ -21,7 +21,7 @@ from pipeline.files import log_tail, write_whole
 from pipeline.server.guard import READY_FILE, GuardSpec, release_guard, start_guard, stop_guard
 from pipeline.server.log import LOG, keep_previous, was_stopped
 from pipeline.server.processes import MARK
-from pipeline.server.state import SERVICE_STATE, SERVICES, GuardedState, end_guard, end_leftovers, is_guard, read_state
+from pipeline.server.state import SERVICE_STATE, SERVICES, GuardedState, end_guards, end_leftovers, is_guard, read_state
 
 _POLL_S = 0.05
 
@@ -32,7 +32,8 @@ class Service:
 
     name: unique in a run folder. argv, environment: command and complete environment. host, ports: its addresses;
     ports by purpose ("http", "metrics"). is_ready: readiness check, called until it returns true. startup_timeout_s:
-    time limit until it is ready. max_restarts: limit of restarts after that. leftovers_path: see `GuardSpec`.
+    time limit until it is ready. max_restarts: limit of restarts after that. leftovers_path, watched_url,
+    watched_needs, waits_for: see `GuardSpec`.
     """
 
     name: str
@@ -44,6 +45,9 @@ class Service:
     startup_timeout_s: float = 60.0
     max_restarts: int = 0
     leftovers_path: str = ""
+    watched_url: str = ""
+    watched_needs: Sequence[Sequence[str]] = ()
+    waits_for: Sequence[str] = ()
 
 
 class ServiceState(GuardedState):
@@ -110,6 +114,9 @@ def start_service(service: Service, run_dir: Path, *, ends_with: tuple[str, ...]
         server_id,
         max_restarts=service.max_restarts,
         leftovers_path=service.leftovers_path,
+        watched_url=service.watched_url,
+        watched_needs=service.watched_needs,
+        waits_for=service.waits_for,
     )
     guard = start_guard(spec)
     state = ServiceState(
@@ -172,12 +179,12 @@ def find_services(run_dir: Path) -> list[ServiceState]:
     return [state for folder in folders if (state := find_service(folder)) is not None]
 
 
-def stop_service(run_dir: Path, name: str, drain: bool = False) -> ServiceState | None:
-    """Stop a service and wait for its end. Returns its state; None if it did not run. drain: let it finish its requests
-    first, for up to DRAIN_SECONDS instead of STOP_SECONDS."""
-    folder = run_dir / SERVICES / name
-    if (state := find_service(folder)) is None:
-        return None
-    end_guard(state.guard_pid, drain)
-    end_leftovers(state.server_id, (), folder / SERVICE_STATE)
-    return state
+def stop_service(run_dir: Path, *names: str, drain: bool = False) -> ServiceState | None:
+    """Stop services at the same time and wait for their end. Returns the state of one; None if none ran. drain: let
+    them finish their requests first, for up to DRAIN_SECONDS instead of STOP_SECONDS."""
+    folders = [run_dir / SERVICES / name for name in names]
+    states = {folder: state for folder in folders if (state := find_service(folder)) is not None}
+    end_guards({state.guard_pid: drain for state in states.values()})
+    for folder, state in states.items():
+        end_leftovers(state.server_id, (), folder / SERVICE_STATE)
+    return next(iter(states.values()), None)

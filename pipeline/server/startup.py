@@ -13,7 +13,7 @@ from pipeline.engine.command import StartCommand
 from pipeline.engine.memory import available_bytes, require_memory
 from pipeline.errors import ServerError
 from pipeline.repository.names import REPOSITORY
-from pipeline.server.command import VERBOSE_LOG
+from pipeline.server.log import VERBOSE_LOG
 from pipeline.server.memory_fit import kv_bytes, memory_fit, serving_bytes
 from pipeline.server.ports import choose_ports
 from pipeline.server.server import RunningServer, start_server

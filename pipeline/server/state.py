@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +15,8 @@ from pydantic import Field, ValidationError
 from pipeline.config.schema import Frozen
 from pipeline.errors import ServerError
 from pipeline.server.companions import load_state
-from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS, run_clean_up
+from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS
+from pipeline.server.leftovers import run_clean_up
 from pipeline.server.ports import LOOPBACK
 from pipeline.server.processes import MARK, marked_processes, remove_shm
 
@@ -161,13 +162,15 @@ def answers(url: str) -> bool:
         return False
 
 
-def end_guard(pid: int, drain: bool) -> None:
-    """Make a guard stop its server or service, and wait for its end. drain: let running requests finish first, for up
-    to DRAIN_SECONDS."""
-    with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
-        guard = psutil.Process(pid)
-        guard.send_signal(signal.SIGUSR1 if drain else signal.SIGTERM)
-        guard.wait((DRAIN_SECONDS if drain else STOP_SECONDS) + 10)
+def end_guards(drains: Mapping[int, bool]) -> None:
+    """Make guards stop their servers or services at the same time, and wait for their end. drains: by pid, whether
+    running requests may finish first, for up to DRAIN_SECONDS."""
+    guards = []
+    for pid, drain in drains.items():
+        with suppress(psutil.NoSuchProcess):
+            guards.append(psutil.Process(pid))
+            guards[-1].send_signal(signal.SIGUSR1 if drain else signal.SIGTERM)
+    psutil.wait_procs(guards, (DRAIN_SECONDS if any(drains.values()) else STOP_SECONDS) + 10)
 
 
 def is_guard(pid: int, server_id: str) -> bool:

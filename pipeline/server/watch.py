@@ -1,9 +1,13 @@
-"""Detects a server that hangs, and a dead process of a model. Standard library only, because the guard uses it."""
+"""Detects a server or service that hangs, and a dead process of a model. Standard library only, because the guard uses
+it."""
 
 from __future__ import annotations
 
 import http.client
+import math
+import socket
 import time
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from urllib.parse import urlsplit
 
@@ -15,6 +19,26 @@ _IDLE_WORK = 0.5
 # within seconds, also during a pass that takes longer.
 _LIVE_PERIOD_S, _LIVE_LIMIT_S = 5.0, 30.0
 _ANSWER_LIMIT_S = 2.0
+# Time limit for a service that was started again to answer.
+_START_LIMIT_S = 120.0
+
+
+class _Failures:
+    """Time for which a periodic check has failed. check: whether all is well."""
+
+    def __init__(self, check: Callable[[], bool]) -> None:
+        self._check = check
+        self._since, self._checked_at = time.monotonic(), -math.inf
+
+    def seconds(self) -> float:
+        """Time since the last good check. Each call may check, so call it often."""
+        now = time.monotonic()
+        if (age_s := now - self._checked_at) >= _LIVE_PERIOD_S:
+            self._checked_at = now
+            # A late check follows a suspension of this process. The other one may then continue a moment later.
+            if age_s > 2 * _LIVE_PERIOD_S or self._check():
+                self._since = now
+        return now - self._since
 
 
 class HangWatch:
@@ -27,34 +51,51 @@ class HangWatch:
         is ready."""
         self._server_id, self._url, self._hang_seconds = server_id, url, hang_seconds
         self._is_ready = not url
-        self._work, self._since, self._checked_at = -1.0, time.monotonic(), -_LIVE_LIMIT_S
+        self._work, self._since = -1.0, time.monotonic()
+        self._failures = _Failures(self._is_alive)
 
     def is_ready(self) -> bool:
         """Whether the server has been ready. True if there is no URL to check."""
-        self._is_ready = self._is_ready or _answers(f"{self._url}/v2/health/ready")
+        self._is_ready = self._is_ready or answers(f"{self._url}/v2/health/ready")
         return self._is_ready
 
     def hangs(self) -> str:
         """What the server does not do if it hangs; empty if it does not hang. Each call samples, so call it often."""
         if not self._url:
             return ""
-        now, limit_s = time.monotonic(), _LIVE_LIMIT_S if self._is_ready else self._hang_seconds
-        if not self._is_ready:
-            work = sum(map(work_of, marked_processes(self._server_id)))
-            if work - self._work > _IDLE_WORK:
-                self._work, self._since = work, now
-        elif (age_s := now - self._checked_at) >= _LIVE_PERIOD_S:
-            self._checked_at = now
-            # A late check follows a suspension of this process. The server may then continue a moment later.
-            if age_s > 2 * _LIVE_PERIOD_S or self._is_alive():
-                self._since = now
-        if now - self._since <= limit_s:
-            return ""
-        return f"it did not answer for {limit_s:.0f} s" if self._is_ready else f"it did nothing for {limit_s:.0f} s"
+        if self._is_ready:
+            return _late("it did not answer", self._failures.seconds(), _LIVE_LIMIT_S)
+        work, now = sum(map(work_of, marked_processes(self._server_id))), time.monotonic()
+        if work - self._work > _IDLE_WORK:
+            self._work, self._since = work, now
+        return _late("it did nothing", now - self._since, self._hang_seconds)
 
     def _is_alive(self) -> bool:
         suspended = any(map(is_suspended, model_processes(self._server_id)))
-        return not suspended and _answers(f"{self._url}/v2/health/live")
+        return not suspended and answers(f"{self._url}/v2/health/live")
+
+
+class ServiceWatch:
+    """Detects a service that does not respond at a URL, or not with status 200 although all that it needs is there.
+    url: empty to detect nothing. needs: groups of URLs, see `answers`. One of each group must answer; without groups
+    each status is right."""
+
+    def __init__(self, url: str, needs: Sequence[Sequence[str]]) -> None:
+        self._url, self._needs = url, needs
+        self._failures, self._has_worked = _Failures(self._works), False
+
+    def fails(self) -> str:
+        """What the service does not do; empty if it works. Call it often."""
+        if not self._url:
+            return ""
+        limit_s = _LIVE_LIMIT_S if self._has_worked else _START_LIMIT_S
+        return _late(f"it did not answer at {self._url}", self._failures.seconds(), limit_s)
+
+    def _works(self) -> bool:
+        status = status_of(self._url)
+        works = status == 200 or (status is not None and not (self._needs and all(map(any_answers, self._needs))))
+        self._has_worked |= works
+        return works
 
 
 class ModelWatch:
@@ -80,7 +121,22 @@ class ModelWatch:
         return tuple(dict.fromkeys(self._models[pid] for pid in self._lost_since))
 
 
-def _answers(url: str) -> bool:
+def _late(what: str, seconds: float, limit_s: float) -> str:
+    return f"{what} for {limit_s:.0f} s" if seconds > limit_s else ""
+
+
+def any_answers(urls: Sequence[str]) -> bool:
+    return any(map(answers, urls))
+
+
+def answers(url: str) -> bool:
+    """Whether a GET returns 200. For https, where the server may require a certificate, whether it accepts
+    connections."""
+    parts = urlsplit(url)
+    if parts.scheme == "https":
+        with suppress(OSError), socket.create_connection((parts.hostname, parts.port or 443), _ANSWER_LIMIT_S):
+            return True
+        return False
     return status_of(url) == 200
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -57,16 +57,20 @@ class DrainLock:
 
 
 @contextmanager
-def drained(folder: Path, patience_s: float) -> Iterator[bool]:
-    """Refuse new requests to the server with this handover folder while the block runs. The block begins when all
-    running requests have ended, or after patience_s. Yields whether all have ended; True for a server without the model
-    `lookahead_bls`."""
-    with (folder / CLOSING).open("rb") as closing, (folder / RUNNING).open("rb") as running:
-        fcntl.flock(closing, fcntl.LOCK_EX)
+def drained(folders: Sequence[Path], patience_s: float) -> Iterator[list[bool]]:
+    """Refuse new requests to the servers with these handover folders while the block runs. The block begins when all
+    running requests have ended, or after patience_s. Yields for each server whether all have ended; True for a server
+    without the model `lookahead_bls`."""
+    with ExitStack() as files:
+        closing, running = (
+            [files.enter_context((folder / name).open("rb")) for folder in folders] for name in (CLOSING, RUNNING)
+        )
+        for file in closing:
+            fcntl.flock(file, fcntl.LOCK_EX)
         deadline = time.monotonic() + patience_s
-        while not (has_ended := try_lock(running)) and time.monotonic() <= deadline:
+        while not all(have_ended := [try_lock(file) for file in running]) and time.monotonic() <= deadline:
             time.sleep(_POLL_S)
-        yield has_ended
+        yield have_ended
 
 
 def _refusal() -> BusyError:

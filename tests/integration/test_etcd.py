@@ -19,6 +19,7 @@ from pipeline.dynamo.failover_requests import KINDS, PROMPTS, ClientOutput, ask,
 from pipeline.dynamo.fleet import Fleet, check_fleet, openai_url, start_fleet, stop_fleet
 from pipeline.dynamo.services import FRONT_END, WORKER
 from pipeline.errors import ServerError
+from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.discovery import ETCD_ENDPOINTS, FILE_KV
 from pipeline.server.figures import read_metrics
 from pipeline.server.processes import marked_processes
@@ -155,6 +156,23 @@ def test_a_restart_of_etcd_changes_no_token(machines: Machines) -> None:
         time.sleep(1)
         machines.etcd.start()
         time.sleep(3)
+
+
+def test_an_etcd_that_is_away_for_long_ends_nothing(machines: Machines) -> None:
+    workers = [each for fleet in (machines.first, machines.second) for each in fleet.services if WORKER in each.name]
+    machines.etcd.kill()
+    for worker in workers:
+        wait_for(lambda log=worker.log_path: "waiting until there is an answer" in log.read_text(errors="replace"))
+
+    url = f"{machines.first.state.http_url}/v2/models/{FRONT_MODEL}/generate"
+    assert httpx.post(url, json={"text_input": "a", "max_tokens": 8}, timeout=PATIENCE_S).status_code == 200
+
+    machines.etcd.start()
+    for worker in workers:
+        wait_for(worker.service.is_ready)
+    with httpx.Client(timeout=PATIENCE_S, trust_env=False) as client:
+        assert [ask(client, machines.url, body) for body in BODIES] == machines.expected
+    assert all(each.poll() is None for fleet in (machines.first, machines.second) for each in fleet.running)
 
 
 def test_a_machine_that_vanishes_changes_no_token(machines: Machines) -> None:

@@ -155,5 +155,5 @@ def test_sigterm_lets_a_running_request_finish(shared_where):
         process.terminate()
         *_, last = chunks
         assert last.finish_reason == "length"
-        assert process.wait(PATIENCE_S) == 130
+        assert process.wait(PATIENCE_S) == 0
         assert not left_over(state.server_id)

@@ -30,7 +30,7 @@ from pipeline.config.schema import Dtype, ModelShape
 from pipeline.engine.backend import Note
 from pipeline.errors import BuildError, CheckpointError
 from pipeline.files import log_tail, write_whole
-from pipeline.server.guard import run_clean_up
+from pipeline.server.leftovers import run_clean_up
 
 STAGE = "stage.json"
 LOG = "log.txt"

@@ -19,6 +19,7 @@ from pipeline.dynamo.services import front_end_service, require_dynamo, worker_s
 from pipeline.dynamo.spec import DYNAMO_NAMESPACE, NAMESPACE, RPC_HOST, TRITON_KEYS, WorkerSpec
 from pipeline.errors import ConfigError, ServerError
 from pipeline.server.discovery import ETCD_ENDPOINTS, ETCD_LEASE_TTL, FILE_KV
+from pipeline.server.service import Service
 from pipeline.server.state import find_replicas, replica_dir
 from tests.server_states import STATE, state_of
 from tests.unit.dynamo.requests import SPEC
@@ -63,6 +64,23 @@ def test_a_fleet_over_etcd_listens_at_the_address_of_its_machine(tmp_path, monke
     assert float(environment["DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS"]) > 3 * _HEARTBEAT_S
     assert environment[ETCD_LEASE_TTL] == "600"
     assert RPC_HOST not in environment
+
+
+def test_the_processes_of_a_fleet_over_etcd_wait_for_it_and_the_front_end_is_watched(tmp_path, monkeypatch):
+    monkeypatch.setenv(ETCD_ENDPOINTS, "http://one:1,https://two:2")
+    monkeypatch.setenv(RPC_HOST, "127.0.0.1")
+
+    def services_of(*overrides: str) -> tuple[Service, Service]:
+        worker = worker_service(1, config(*overrides), [STATE], tmp_path, tmp_path)
+        return worker, front_end_service(config(*overrides), tmp_path, "127.0.0.1", 8080, [worker])
+
+    etcd = ["http://one:1/health", "https://two:2/health"]
+    for discovery, expected in (("etcd", etcd), ("file", [])):
+        worker, front_end = services_of(f"server.discovery={discovery}")
+        assert list(worker.waits_for) == list(front_end.waits_for) == expected
+        assert front_end.watched_url == "http://127.0.0.1:8080/v1/models/tiny-random-llama"
+        health = f"http://127.0.0.1:{worker.ports['metrics']}/health"
+        assert front_end.watched_needs == [[health], *([expected] if expected else [])]
 
 
 def test_the_processes_of_one_machine_need_no_heartbeats(tmp_path, monkeypatch):

@@ -33,12 +33,18 @@ class Process:
         self.code: int | None = None
         self.is_stopped = False
         self.gateway: Process | None = None
+        self.guard = self
+        self.events: list[str] = []
 
     def poll(self) -> int | None:
         return self.code
 
+    def terminate(self) -> None:
+        self.events.append(f"end {self.name}")
+
     def stop(self) -> None:
         self.is_stopped = True
+        self.events.append(f"wait for {self.name}")
 
     def has_triton_ended(self, within_s: float) -> bool:
         return self.code is not None
@@ -86,6 +92,21 @@ def test_a_fleet_of_one_ends_with_any_of_its_processes():
     assert cast(Any, Fleet([cast(Any, alone)], []).wait(pytest.fail)) is alone
 
 
+def test_the_servers_of_a_fleet_end_at_the_same_time():
+    running, processes = fleet_of(2)
+    events: list[str] = []
+    for process in processes.values():
+        process.events = events
+
+    running.stop()
+
+    assert events == [
+        *(f"end {FRONT_END}", f"wait for {FRONT_END}"),
+        *("end worker-1", "end worker-2", "wait for worker-1", "wait for worker-2"),
+        *("end server-1", "end server-2", "wait for server-1", "wait for server-2"),
+    ]
+
+
 def test_processes_that_do_not_run_are_named(tmp_path):
     assert find_ended(tmp_path, 2) == ["replica 1", "replica 2", "worker-1", "worker-2"]
     assert find_ended(tmp_path, 0) == []
@@ -115,7 +136,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
         "write_card": lambda *_: tmp_path,
         "launch": launch,
         "worker_service": lambda number, *_: f"worker-{number}",
-        "front_end_service": lambda resolved, run_dir, host, port: f"{FRONT_END} {port}",
+        "front_end_service": lambda resolved, run_dir, host, port, workers: f"{FRONT_END} {port}",
         "start_service": start_service,
         "wait_until_ready": wait_until_ready,
     }.items():

@@ -105,7 +105,7 @@ def test_a_completion_for_a_model_that_nobody_has_is_not_sent_again():
 def test_a_completion_is_not_sent_again_for_ever_nor_for_another_error(monkeypatch):
     monkeypatch.setattr(front_end, "_PATIENCE_S", 0.0)
     back = behind(no_worker)
-    assert send(back, "POST", "/v1/chat/completions", json={"model": "m", "messages": []}).status_code == 500
+    assert send(back, "POST", "/v1/chat/completions", json={"model": "m", "messages": []}).status_code == 503
     assert len(back.requests) == 1
     monkeypatch.setattr(front_end, "_PATIENCE_S", 60.0)
     other = behind(lambda request: json_answer(500, {"message": "a fault", "code": 500}))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import pytest
 
 from pipeline.server import guard
 from pipeline.server import watch as module
-from pipeline.server.guard import GuardSpec
+from pipeline.server.guard import READY_FILE, GuardSpec
+from pipeline.server.leftovers import remove_leftovers
 from pipeline.server.processes import MARK, is_suspended, model_processes
-from pipeline.server.watch import HangWatch, ModelWatch
+from pipeline.server.watch import HangWatch, ModelWatch, ServiceWatch
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for, wait_for_guard
 
@@ -137,13 +139,28 @@ def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_
     )
 
 
+def test_a_service_that_fails_is_to_start_again_once_it_has_been_ready(monkeypatch, tmp_path):
+    monkeypatch.setattr(guard, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(ServiceWatch, "fails", lambda watch: "it did not answer")
+    wake_read, wake_write = os.pipe()
+    spec = GuardSpec([], {}, str(tmp_path), "", SERVER)
+    with subprocess.Popen(["sleep", "0.2"]) as server, (tmp_path / "server.log").open("ab") as log:
+        assert guard._wait_for_end(server, [wake_read], spec, log) == guard._End()  # by itself
+        (tmp_path / READY_FILE).touch()
+    with subprocess.Popen(["sleep", "600"]) as server, (tmp_path / "server.log").open("ab") as log:
+        assert guard._wait_for_end(server, [wake_read], spec, log) == guard._End("it did not answer", restart=True)
+        server.kill()
+    os.close(wake_read)
+    os.close(wake_write)
+
+
 class FakeServer:
     """A server that is ready, the clock, and the seconds that a check takes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, url: str = "http://fake") -> None:
         self.now, self.answers = 0.0, True
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(module, "_answers", lambda url: self.answers)
+        monkeypatch.setattr(module, "answers", lambda url: self.answers)
         self.watch = HangWatch(SERVER, url, hang_seconds=60.0)
         assert self.watch.is_ready()
 
@@ -191,6 +208,62 @@ def test_a_service_without_an_address_does_not_hang(monkeypatch):
     assert FakeServer(monkeypatch, url="").found(100) == ""
 
 
+class FakeService:
+    """A service with a URL, what it needs, and the clock. statuses: of the responses by URL; None for no response."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, needs: Sequence[Sequence[str]]) -> None:
+        self.now = 0.0
+        self.statuses: dict[str, int | None] = {"http://own": 200, "http://worker": 200, "http://etcd": 200}
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(module, "status_of", lambda url: self.statuses.get(url))
+        self.watch = ServiceWatch("http://own", needs)
+
+    def fails_after(self, status: int | None) -> int | None:
+        """Seconds until a service with this status, checked once a second, is found to fail; None without an end."""
+        self.statuses["http://own"] = status
+        for seconds in range(300):
+            self.now += 1.0
+            if self.watch.fails():
+                return seconds
+        return None
+
+
+NEEDS = [["http://other", "http://worker"], ["http://etcd"]]
+
+
+def test_a_service_that_no_longer_answers_fails(monkeypatch):
+    for needs in ([], NEEDS):
+        service = FakeService(monkeypatch, needs)
+        assert service.fails_after(200) is None
+        assert service.fails_after(None) in range(24, 37)
+
+
+@pytest.mark.parametrize("missing", ["http://worker", "http://etcd"])
+def test_a_service_fails_with_an_error_only_if_all_that_it_needs_is_there(monkeypatch, missing):
+    service = FakeService(monkeypatch, NEEDS)
+    assert service.fails_after(200) is None
+    service.statuses[missing] = None
+    assert service.fails_after(404) is None
+    service.statuses[missing] = 200
+    assert service.fails_after(404) in range(24, 37)
+
+
+def test_each_status_of_a_service_without_needs_is_right(monkeypatch):
+    assert FakeService(monkeypatch, []).fails_after(503) is None
+
+
+def test_a_service_has_time_to_start(monkeypatch):
+    assert FakeService(monkeypatch, NEEDS).fails_after(None) in range(114, 127)
+    assert not ServiceWatch("", []).fails()
+
+
+def test_a_server_with_certificates_answers_if_its_port_is_open():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}/health"
+        assert module.answers(url)
+    assert not module.answers(url)
+
+
 def test_entries_in_discovery_are_removed_from_a_folder_and_from_etcd(tmp_path):
     received = []
 
@@ -211,7 +284,7 @@ def test_entries_in_discovery_are_removed_from_a_folder_and_from_etcd(tmp_path):
         leftovers.write_text(
             f'http://127.0.0.1:1/v3/lease/revoke {{"ID": "7"}}\n{url} {{"ID": "7"}}\n{tmp_path}/ent*\n'
         )
-        guard._remove_leftovers(GuardSpec([], {}, str(tmp_path), "state", SERVER, leftovers_path=str(leftovers)))
+        remove_leftovers(leftovers)
         thread.join()
 
     assert received == [("/v3/lease/revoke", b'{"ID": "7"}')]

@@ -17,7 +17,8 @@ import pytest
 from pipeline.config.places import places
 from pipeline.engine.command import Listening, StartCommand
 from pipeline.errors import ServerError
-from pipeline.server.guard import OWNER, GuardSpec
+from pipeline.server.guard import OWNER, STOP_SECONDS, GuardSpec
+from pipeline.server.log import MAX_LOG_BYTES, VERBOSE_LOG
 from pipeline.server.processes import model_processes, shm_files
 from pipeline.server.server import stop_server
 from pipeline.server.state import STATE, find_server, is_ready
@@ -109,6 +110,17 @@ def test_no_other_user_can_read_what_a_server_shares_or_says(fake, tmp_path):
     server.stop()
 
 
+def test_the_verbose_log_of_a_running_server_is_bounded(fake, tmp_path):
+    server = start(tmp_path)
+    path = server.run_dir / VERBOSE_LOG
+    path.touch()
+    os.truncate(path, MAX_LOG_BYTES + 1)
+
+    wait_for(lambda: not path.stat().st_size)
+    assert Path(f"{path}.old").stat().st_size == MAX_LOG_BYTES + 1
+    server.stop()
+
+
 def test_a_server_that_is_drained_finishes_what_runs(fake, tmp_path):
     write(fake, slow_end(1, "finished what was running"))  # as Triton ends while requests run
     server = start(tmp_path, detach=True)
@@ -118,6 +130,32 @@ def test_a_server_that_is_drained_finishes_what_runs(fake, tmp_path):
     assert "finished what was running" in server.log_path.read_text()
     assert "was stopped (SIGUSR1)" in server.log_path.read_text()
     assert_gone(server)
+
+
+# Waits in its handler of SIGTERM until another server waits there too.
+ENDS_WITH_ANOTHER = """
+import signal
+def end(number, frame):
+    (folder / (prefix + ".ending")).touch()
+    deadline = time.monotonic() + {patience}
+    while len(list(folder.glob("*.ending"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    print(len(list(folder.glob("*.ending"))), "servers ended at the same time", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+"""
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_servers_end_at_the_same_time(fake, tmp_path, drain):
+    write(fake, ENDS_WITH_ANOTHER.format(patience=STOP_SECONDS - 5))
+    servers = [start(tmp_path / name, detach=True) for name in ("first", "second")]
+
+    assert stop_server(*(server.run_dir for server in servers), drain=drain) == servers[0].state
+
+    for server in servers:
+        assert "2 servers ended at the same time" in server.log_path.read_text()
+        assert_gone(server)
 
 
 def test_requests_that_do_not_end_are_waited_for_once(fake, tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from pipeline.server.service import (
     wait_until_ready,
 )
 from pipeline.server.state import answers
+from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, processes_of, wait_for
 
@@ -71,6 +72,39 @@ def test_a_service_that_its_guard_started_again_is_still_found(run_dir):
 
     (found,) = wait_for(lambda: [state for state in find_services(run_dir) if state != door.state])
     assert (found.server_id, found.restarts, found.restart_reason) == (door.state.server_id, 1, "signal 9, Killed")
+
+
+def child_of(running: RunningService) -> psutil.Process | None:
+    """The process of a service; None while its guard waits."""
+    found = (one for one in processes_of(running.state.server_id) if one.pid != running.state.guard_pid)
+    return next(found, None)
+
+
+def test_a_service_without_etcd_starts_again_when_etcd_does_and_that_does_not_count(run_dir):
+    port = bind_ports("127.0.0.1", {"port": 0})["port"]
+    needs = (f"http://127.0.0.1:{port}/health", "http://127.0.0.1:1/health")
+    (door,) = start(run_dir, replace(service(), max_restarts=1, waits_for=needs))
+
+    class Etcd(Handler):
+        def do_GET(self) -> None:
+            self.answer()
+
+    for number in (1, 2):  # more often than max_restarts
+        child = child_of(door)
+        assert child is not None
+        child.kill()
+        wait_for(lambda count=number: door.log_path.read_text().count("waiting until there is an answer at") == count)
+        assert child_of(door) is None
+        with serving(Etcd, port):
+            wait_for(door.service.is_ready)
+    child = child_of(door)
+    assert child is not None
+    child.kill()
+    wait_for(lambda: door.log_path.read_text().count("waiting") == 3)
+
+    door.stop()
+    assert "was stopped (SIGTERM)" in door.log_path.read_text()
+    assert not left_over(door.state.server_id)
 
 
 def test_a_stopped_service_leaves_nothing_behind(run_dir):

@@ -36,8 +36,8 @@ def test_requests_are_admitted_before_a_drain_and_again_after_it(folder):
     lock = DrainLock(folder)
     with lock.admitted(), lock.admitted():
         require_open(lock)
-    with drained(folder, 5) as nothing_runs:
-        assert nothing_runs
+    with drained([folder], 5) as have_ended:
+        assert have_ended == [True]
         with pytest.raises(BusyError, match="send the request again"):
             require_open(lock)
     require_open(lock)
@@ -51,8 +51,8 @@ def test_closing_waits_for_what_runs_and_keeps_new_requests_out_meanwhile(folder
         running.enter_context(one.admitted())
 
     def close() -> None:
-        with drained(folder, 30) as nothing_runs:
-            assert nothing_runs
+        with drained([folder], 30) as have_ended:
+            assert have_ended == [True]
             was_closed.set()
 
     thread = threading.Thread(target=close)
@@ -69,15 +69,29 @@ def test_closing_waits_for_what_runs_and_keeps_new_requests_out_meanwhile(folder
 
 def test_patience_has_an_end(folder):
     lock = DrainLock(folder)
-    with lock.admitted(), drained(folder, 0.1) as nothing_runs:
-        assert not nothing_runs
+    with lock.admitted(), drained([folder], 0.1) as have_ended:
+        assert have_ended == [False]
+
+
+def test_one_server_does_not_wait_for_another_to_be_drained(tmp_path):
+    folders = [tmp_path / name for name in ("busy", "idle")]
+    for folder in folders:
+        folder.mkdir()
+        prepare_handover(folder)
+    busy, idle = map(DrainLock, folders)
+
+    with busy.admitted(), drained(folders, 0.1) as have_ended:
+        assert have_ended == [False, True]
+        for lock in (busy, idle):
+            with pytest.raises(BusyError):
+                require_open(lock)
 
 
 def test_a_killed_process_drains_no_longer(folder):
     code = f"""
 import os, pathlib
 from pipeline.triton_models.drain_lock import drained
-with drained(pathlib.Path({str(folder)!r}), 5):
+with drained([pathlib.Path({str(folder)!r})], 5):
     os._exit(1)
 """
     subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S)
