@@ -4,6 +4,7 @@ notebook."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,8 @@ def configuration_page() -> str:
     lines = [
         "# Configuration",
         "",
-        "Each key can be overridden with `--set key=value`; keys of a model begin with `model.`.",
+        "A profile is a file in `configs/profiles/`, a model one in `configs/models/`. `--set key=value` overrides a "
+        "key for one command. There, keys of a model begin with `model.`.",
     ]
     for title, schema in (("Profile", ProfileConfig.model_json_schema()), ("Model", ModelConfig.model_json_schema())):
         lines += ["", f"## {title}", ""]
@@ -115,37 +117,54 @@ def configuration_page() -> str:
 
 
 def schema_tables(schema: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]:
-    """Table of a schema's own keys, then a table per named part."""
-    yield from schema_table(schema)
-    for name, part in definitions.items():
-        if "properties" in part:
-            yield from ("", f"### {name}", "", part.get("description", ""), "")
-            yield from schema_table(part)
+    """Table of a schema's own keys, then a table per section, headed by its key."""
+    keys = section_keys(schema, definitions, "")
+    yield from schema_table(schema, keys)
+    for name, key in keys.items():
+        part = definitions[name]
+        yield from ("", f"### {key} {{ #{name.lower()} }}", "", part.get("description", ""), "")
+        yield from schema_table(part, keys)
 
 
-def schema_table(schema: dict[str, Any]) -> Iterator[str]:
+def section_keys(schema: dict[str, Any], definitions: dict[str, Any], above: str) -> dict[str, str]:
+    """The keys of the sections below a schema, by the name of their definition; of a list with the kind of the item."""
+    found = {}
+    for key, entry in schema.get("properties", {}).items():
+        for name in re.findall(r"#/\$defs/(\w+)", json.dumps(entry)):
+            part = definitions[name]
+            if "properties" not in part or name in found:
+                continue
+            kinds = [part["properties"][word].get("const") for word in ("kind", "source") if word in part["properties"]]
+            found[name] = f"{above}{key}" + "".join(f": {kind}" for kind in kinds if kind)
+            found |= section_keys(part, definitions, f"{above}{key}.")
+    return found
+
+
+def schema_table(schema: dict[str, Any], keys: dict[str, str]) -> Iterator[str]:
+    """Table of a schema's keys. keys: see `section_keys`."""
     yield from ("| key | type | default | meaning |", "| --- | --- | --- | --- |")
     for key, entry in schema.get("properties", {}).items():
         # The parts of a section have their own tables.
         plain = "default" in entry and not isinstance(entry["default"], dict | list)
         default = f"`{json.dumps(entry['default'])}`" if plain else ""
-        yield f"| `{key}` | {cell(type_of(entry))} | {cell(default)} | {cell(entry.get('description', ''))} |"
+        yield f"| `{key}` | {cell(type_of(entry, keys))} | {cell(default)} | {cell(entry.get('description', ''))} |"
 
 
-def type_of(entry: dict[str, Any]) -> str:
-    """A schema entry's type in words; named parts by a link to their table."""
+def type_of(entry: dict[str, Any], keys: dict[str, str]) -> str:
+    """A schema entry's type in words; sections by a link to their table."""
     if "$ref" in entry:
         name = str(entry["$ref"]).rsplit("/", 1)[-1]
-        return f"[{name}](#{name.lower()})"
+        kind = keys[name].rpartition(": ")[2]
+        return f"[{kind}](#{name.lower()})"
     if "enum" in entry:
         return ", ".join(map(str, entry["enum"]))
     if "const" in entry:
         return str(entry["const"])
     for alternatives in ("anyOf", "oneOf"):
         if alternatives in entry:
-            return " or ".join(type_of(each) for each in entry[alternatives])
+            return " or ".join(type_of(each, keys) for each in entry[alternatives])
     if entry.get("type") == "array":
-        return f"list of {type_of(entry.get('items', {}))}"
+        return f"list of {type_of(entry.get('items', {}), keys)}"
     return str(entry.get("type", "any"))
 
 

@@ -29,13 +29,13 @@ BUILD = {
     "engine": "artifact",
     "repository": "Triton models",
     "server": "tritonserver",
-    "client": "gRPC, HTTP, OpenAI",
+    "client": "OpenAI, gRPC, HTTP",
 }
 SOURCES = ("trie of past outputs", "the request's own text", "lookahead window", "recycled candidates")
 STEP = {
-    "draft tree": "planner picks the size",
+    "draft tree": "sized by the planner",
     "verify pass": "one pass, tree mask",
-    "accept": "the target's own tokens",
+    "accept": "the target's tokens",
     "learn": "sources, KV cache",
 }
 
@@ -45,9 +45,9 @@ def box(x: int, y: int, width: int, text: str, note: str, colours: Colours) -> I
     fill, edge = (colours.box, colours.edge) if note else (colours.source, colours.rim)
     middle, height = x + width // 2, y + (21 if note else 29)
     yield f'<rect x="{x}" y="{y}" width="{width}" height="48" rx="8" fill="{fill}" stroke="{edge}"/>'
-    yield f'<text x="{middle}" y="{height}" fill="{colours.ink}" font-size="15">{escape(text)}</text>'
+    yield f'<text x="{middle}" y="{height}" fill="{colours.ink}" font-size="16">{escape(text)}</text>'
     if note:
-        yield f'<text x="{middle}" y="{y + 38}" fill="{colours.soft}" font-size="11">{escape(note)}</text>'
+        yield f'<text x="{middle}" y="{y + 39}" fill="{colours.soft}" font-size="12.5">{escape(note)}</text>'
 
 
 def arrow(x1: int, y1: int, x2: int, y2: int, colours: Colours) -> str:
@@ -57,7 +57,7 @@ def arrow(x1: int, y1: int, x2: int, y2: int, colours: Colours) -> str:
 def picture(colours: Colours) -> str:
     """The SVG text in the given colours."""
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 340" font-family="system-ui, sans-serif" '
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 366" font-family="system-ui, sans-serif" '
         'text-anchor="middle" role="img"><title>The build flow and the decoding step</title>',
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
         f'<path d="M0 0 8 4 0 8z" fill="{colours.soft}"/></marker></defs>',
@@ -66,20 +66,20 @@ def picture(colours: Colours) -> str:
         parts.append(f'<text x="16" y="{y}" text-anchor="start" font-weight="600" fill="{colours.ink}">{flow}</text>')
     for place, (text, note) in enumerate(BUILD.items()):
         x = 16 + place * 158
-        parts += box(x, 36, 134, text, note, colours)
+        parts += box(x, 36, 138, text, note, colours)
         if place:
-            parts.append(arrow(x - 24, 60, x - 2, 60, colours))
+            parts.append(arrow(x - 20, 60, x - 2, 60, colours))
     for place, text in enumerate(SOURCES):
-        y = 116 + place * 54
-        parts += box(80, y, 190, text, "", colours)
-        parts.append(arrow(270, y + 24, 332, 221, colours))
+        y = 132 + place * 54
+        parts += box(16, y, 190, text, "", colours)
+        parts.append(arrow(206, y + 24, 254, 219 + place * 12, colours))
     for place, (text, note) in enumerate(STEP.items()):
-        x = 334 + place * 158
-        parts += box(x, 197, 140, text, note, colours)
+        x = 256 + place * 178
+        parts += box(x, 213, 154, text, note, colours)
         if place:
-            parts.append(arrow(x - 18, 221, x - 2, 221, colours))
+            parts.append(arrow(x - 24, 237, x - 2, 237, colours))
     line = f'fill="none" stroke="{colours.soft}" stroke-dasharray="4 4" marker-end="url(#head)"'
-    parts.append(f'<path d="M878 245 V334 H175 V328" {line}/>')
+    parts.append(f'<path d="M867 261 V356 H111 V344" {line}/>')
     return "\n".join([*parts, "</svg>", ""])
 
 
