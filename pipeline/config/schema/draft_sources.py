@@ -14,7 +14,9 @@ class TrieDraftConfig(Frozen):
 
     kind: Literal["trie"] = "trie"
     retrieval: Retrieval = Field(
-        "hierarchical", description="Merged branches with shared prefixes, separate branches, or only the best branch."
+        "hierarchical",
+        description="hierarchical: branches merged at shared prefixes. parallel: separate branches. single: the best "
+        "branch.",
     )
     branch_length: int = Field(
         12, ge=1, le=64, description="Limit of the length of drafted paths, and of tokens stored per branch."

@@ -42,8 +42,8 @@ class DraftingConfig(Frozen):
         0.0,
         ge=0,
         le=1440,
-        description="Interval at which a server saves the learned state of its draft sources. It also saves at its "
-        "stop. The next server of the model starts with it, under any profile. 0: never.",
+        description="Interval in minutes at which a server saves the learned state of its draft sources. It also saves "
+        "when it stops. The next server of the model starts with it, under any profile. 0: never.",
     )
     sources: tuple[SourceConfig, ...] = Field(
         (TrieDraftConfig(), PromptDraftConfig()), description="Draft sources that a strategy may choose from."

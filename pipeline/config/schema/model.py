@@ -28,7 +28,7 @@ class ModelShape(Frozen):
     num_key_value_heads: int = Field(ge=1, description="Key/value heads.")
     head_size: int = Field(ge=1, description="Width of one head.")
     vocab_size: int = Field(ge=1, description="Entries of the vocabulary.")
-    position_embedding: Literal["rope", "learned_absolute", "alibi"] = Field("rope", description="Kind of positions.")
+    position_embedding: Literal["rope", "learned_absolute", "alibi"] = Field("rope", description="Type of positions.")
     sliding_window: int | None = Field(
         None, ge=1, description="Sliding attention window, in tokens; unset: all tokens."
     )

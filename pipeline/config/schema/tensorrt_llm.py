@@ -30,7 +30,7 @@ class TensorRTLLMConfig(Frozen):
     enable_chunked_context: bool = Field(False, description="Split long prompts over several passes.")
     batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = Field(
         "guaranteed_no_evict",
-        description="TensorRT-LLM's scheduling: never pause a running request, or fill the batch.",
+        description="guaranteed_no_evict: never pause a running request. max_utilization: fill the batch.",
     )
     container_tag: str = Field(
         "26.07", pattern=r"^\d\d\.\d\d$", description="Tag of the Triton container that builds and serves."
