@@ -1,4 +1,4 @@
-# The same on an NVIDIA GPU, in NVIDIA's container with TensorRT-LLM and Triton. Build from the checkout:
+# The whole server on an NVIDIA GPU, in NVIDIA's container with TensorRT-LLM and Triton. Build from the checkout:
 #   docker build -f deploy/gpu.Dockerfile -t lookahead:gpu --build-arg TORCH_INDEX=URL .
 ARG BASE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3
 FROM ${BASE}
