@@ -85,7 +85,7 @@ def streamed_error(text: str) -> Exception:
     (https://github.com/triton-inference-server/server/pull/8708)."""
     meaning = meaning_of(text)
     if meaning in ("leaving", "dead"):
-        return EngineError(f"the server is gone or going: {text}")
+        return EngineError(f"the server has ended or is shutting down: {text}")
     return {"busy": BusyError, "fault": RuntimeError}.get(meaning, RequestError)(text)
 
 

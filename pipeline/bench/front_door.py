@@ -81,7 +81,7 @@ def times_to_first_token(
 
 
 def cost_of(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
-    """By interface: median, 90th percentile, and the difference of its median from Triton's, in milliseconds."""
+    """Median, 90th percentile, and difference of the median from Triton's, in milliseconds, for each interface."""
     base = statistics.median(times[TRITON])
     return {
         name: {

@@ -47,7 +47,7 @@ def candidates(resolved: ResolvedConfig) -> list[Candidate]:
     if not found:
         raise UserError(
             f"Profile {resolved.profile.name} leaves nothing to tune: engine.max_draft_tokens is {room} and "
-            f"drafting.sources holds {', '.join(sorted(kinds)) or 'nothing'}. Raise the one or extend the other."
+            f"drafting.sources has {', '.join(sorted(kinds)) or 'no sources'}. Raise the limit, or add a source."
         )
     return found
 

@@ -70,7 +70,7 @@ def generate(
     from pipeline.server.client import TextQuery
 
     if system is not None and not chat_template:
-        raise RequestError("--system needs --chat, the model's chat template.")
+        raise RequestError("--system needs --chat, because only the chat template has a system prompt.")
     query = TextQuery(
         text_input=_piped_text() if prompt is None else prompt,
         max_tokens=max_tokens,

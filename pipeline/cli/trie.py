@@ -115,7 +115,7 @@ def prune(
 def merge(
     snapshots: Annotated[
         list[str],
-        typer.Argument(help="Snapshots: files or URLs. Put the most important one last, because it is pruned last."),
+        typer.Argument(help="Snapshots: files or URLs. Put the most important one last, because it is forgotten last."),
     ],
     out: Out,
     max_mib: MaxMib = 64.0,

@@ -191,8 +191,8 @@ def _order(
 
 
 def _best(choice: _Choice, certain: int, times: Times) -> tuple[float, int]:
-    """The most expected tokens per second, and the number of nodes of the order that gives them. times: of passes by
-    number of nodes, windows included."""
+    """The highest expected number of tokens per second, and how many nodes of `choice.order` give it. times: of passes
+    by number of nodes, windows included."""
     times = times[choice.num_fixed :]
     expected = np.empty(min(len(choice.order) + 1, len(times)))
     expected[0] = certain

@@ -15,8 +15,8 @@ from pipeline.dynamo.request_tensors import TokenRequest, resumed
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError
 
-# Time limits for a ready server of this machine. With other machines the first one holds, and Dynamo then migrates the
-# request to one of their workers.
+# Time limits for finding a ready server of this machine. _SEARCH_S applies if there are other machines: Dynamo then
+# migrates the request to one of their workers.
 _SEARCH_S = 0.5
 _RETURN_S = 60.0
 # Time limit for a busy server to continue an output that has begun.

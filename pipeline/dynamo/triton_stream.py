@@ -124,7 +124,7 @@ def _call_error(error: grpc.aio.AioRpcError) -> Exception:
     """Error of a failed call: EngineError, RequestError or RuntimeError."""
     text = error.details() or ""
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return EngineError(f"the server is gone or going: {text}")
+        return EngineError(f"the server has ended or is shutting down: {text}")
     if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
         return RequestError(text)
     return RuntimeError(text)

@@ -34,8 +34,8 @@ STATISTICS = "draft_statistics"
 ENGINE_DATA = "engine_data"
 # Member of ENGINE_DATA: draft statistics of a request in vLLM's format.
 FIGURES = "speculative_decoding"
-# Member of ENGINE_DATA: a worker's error {"status": 400, "message": "..."}. The message of an exception would reach a
-# client of the chat API without streaming only.
+# Member of ENGINE_DATA: a worker's error {"status": 400, "message": "..."}. The message of an exception would reach
+# only clients of the chat API without streaming.
 REFUSAL = "refusal"
 # Finish reason for a fault of a worker in a request with tools, from which the front end removes ENGINE_DATA. No output
 # ends with it otherwise.

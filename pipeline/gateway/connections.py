@@ -25,7 +25,7 @@ _FOREIGN = (
 
 # Time for running requests to finish after SIGTERM.
 GRACE_S = 60
-# A connection that has waited for the headers of a request for so long may have to make room for another one.
+# After waiting this long for the headers of a request, a connection may be closed to make room for another one.
 IDLE_S = 1.0
 
 

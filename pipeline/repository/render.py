@@ -82,7 +82,7 @@ def vocab_size(engine_dir: Path) -> int:
     for section in (config, config.get("text_config", {}), config.get("pretrained_config", {})):
         if "vocab_size" in section:
             return int(section["vocab_size"])
-    raise RepositoryError(f"{path} states no vocab_size. Build the engine again with --force.")
+    raise RepositoryError(f"{path} has no vocab_size. Build the engine again with --force.")
 
 
 def check_repository(folder: Path) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ _SPEC, READY_FILE = "guard.json", "ready"
 # Environment variable with the pid of a process. Servers with this variable end with that process, even detached ones.
 OWNER = "LOOKAHEAD_OWNER_PID"
 STOP_SECONDS = 15.0
-# Time limit of the end of a server that loads its models. Triton ends by itself only after that.
+# Time limit for ending a server that still loads its models. Triton itself would end only after loading.
 _LOADING_SECONDS = 1.0
 # Time for running requests to finish after SIGUSR1.
 DRAIN_SECONDS = 60.0

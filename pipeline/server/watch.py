@@ -60,7 +60,7 @@ class HangWatch:
         return self._is_ready
 
     def hangs(self) -> str:
-        """What the server does not do if it hangs; empty if it does not hang. Each call samples, so call it often."""
+        """The symptom of a server that hangs, else an empty text. Each call takes a sample, so call it regularly."""
         if not self._url:
             return ""
         if self._is_ready:
@@ -141,8 +141,8 @@ def answers(url: str) -> bool:
 
 
 def status_of(url: str, body: bytes | None = None) -> int | None:
-    """HTTP status of a GET, or of a POST of a body; None without a response. Without a proxy, and without
-    urllib.request, which takes longer to import."""
+    """Send a GET, or a POST if there is a body. Returns the HTTP status; None without a response. Uses no proxy, and
+    not urllib.request, which takes longer to import."""
     with suppress(OSError, http.client.HTTPException, ValueError):
         _, address, path, _, _ = urlsplit(url)
         with closing(http.client.HTTPConnection(address, timeout=_ANSWER_LIMIT_S)) as connection:

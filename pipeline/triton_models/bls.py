@@ -171,7 +171,7 @@ def load_bls(artifact_dir: Path, fingerprint: str, vocab_size: int, targets: Map
     engine is another one or `targets` lacks a model of the config."""
     if Manifest.model_validate_json((artifact_dir / MANIFEST).read_bytes()).fingerprint_digest != fingerprint:
         raise RepositoryError(
-            f"The engine in {artifact_dir} was built again with other settings, and this model repository is that of "
+            f"The engine in {artifact_dir} was built again with other settings, and this model repository belongs to "
             "the old one. Run `lookahead stop` and `lookahead serve`."
         )
     codec = load_codec(artifact_dir / TOKENIZER, artifact_dir / ENGINE, vocab_size)

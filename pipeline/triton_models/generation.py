@@ -151,7 +151,7 @@ class Generation:
 
     @property
     def _most_steps(self) -> int:
-        """Limit of the steps of a call to the torch engine."""
+        """Maximum number of steps of a call to the torch engine."""
         if not self._is_watched:
             return MOST_STEPS
         costs = self.engine.costs

@@ -24,12 +24,11 @@ def require_no_figures(request: TextRequest) -> None:
     """Raise RequestError if a request asks for outputs that reveal the acceptance of drafts."""
     if request.stream and (request.wanted.of_output or request.wanted.of_prompt):
         raise RequestError(
-            "log probabilities or logits of a stream were asked for; this server (server.side_channel_safe) returns "
-            "them with stream false only"
+            "this server does not stream log probabilities or logits (server.side_channel_safe); send stream false"
         )
     if request.return_perf_metrics:
         raise RequestError(
-            "return_perf_metrics was sent; this server gives out no figures of drafts (server.side_channel_safe)"
+            "return_perf_metrics was sent; this server returns no draft statistics (server.side_channel_safe)"
         )
 
 

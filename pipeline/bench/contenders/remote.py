@@ -70,7 +70,7 @@ class RemoteContender:
 
 
 def require_server_of(url: str, prompt: NamedPrompt) -> None:
-    """Generate one token. Raises ServerError if the server does not answer or serves another model."""
+    """Raise ServerError if the server does not answer or serves another model. Generates one token."""
     query = query_of(prompt.prompt, 1, "none", namespace=fresh_namespace())
     measured_request(generate(url, query), prompt.prompt_ids)
 
@@ -120,7 +120,7 @@ def check_address(url: str, allow_remote: bool = False) -> None:
     except OSError as error:
         raise ServerError(f"The host of {url!r} is not known: {error.strerror}.") from error
     if not allow_remote and not all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for ip in found):
-        raise ServerError(f"{url} is another machine; give --allow-remote if it is meant.")
+        raise ServerError(f"{url} is another machine; use --allow-remote to allow it.")
     try:
         with socket.create_connection((host, int(port)), timeout=10) as connection:
             is_http = _answers_http(connection)

@@ -154,7 +154,7 @@ def prompt_ids_of(codec: TextCodec, prompt: Prompt) -> IntArray:
         text = codec.chat_text(conversation_of(prompt))
     except RequestError as error:
         raise RequestError(
-            f"The prompt cannot be a conversation ({' '.join(str(error).split())}); use --raw."
+            f"The chat template rejects the prompt ({' '.join(str(error).split())}); use --raw."
         ) from error
     return codec.encode(text, add_special_tokens=False)
 

@@ -66,7 +66,7 @@ def _speedup_by_task(results: BenchResults, ink: str = "black") -> str:
     axes.axhline(1.0, color=ink, linewidth=0.8)
     axes.set_xticks(range(len(tasks)), tasks, rotation=25, ha="right")
     axes.set_ylabel("speedup (95% interval)")
-    axes.legend(frameon=False, ncols=6, fontsize=8, loc="upper left", bbox_to_anchor=(0, 1.15))
+    axes.legend(frameon=False, ncols=6, loc="upper left", bbox_to_anchor=(0, 1.17))
     return _svg(figure)
 
 

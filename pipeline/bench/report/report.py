@@ -115,7 +115,7 @@ def _verdict(best: SummaryRow, ours: Sequence[SummaryRow], others: Sequence[Summ
 
 
 def _identity(rows: Sequence[SummaryRow | ConcurrencyRow], results: BenchResults) -> list[str]:
-    """Whether the outputs of rows, which do not contain the baseline's own, are those of the baseline."""
+    """Sentences about how many outputs equal the baseline's. rows: those of the other contenders."""
     total, identical = sum(row.num_requests for row in rows), sum(row.num_identical for row in rows)
     if not total:
         return []
@@ -123,7 +123,7 @@ def _identity(rows: Sequence[SummaryRow | ConcurrencyRow], results: BenchResults
         return [f"{total} of {total} outputs are token for token those of `{results.baseline}`."]
     sentences = [f"**{total - identical} of {total} outputs differ from those of `{results.baseline}`.**"]
     if results.manifest.get("config", {}).get("dtype") in ("float16", "bfloat16"):
-        sentences.append("`lookahead verify` tells whether rounding in 16 bit explains that.")
+        sentences.append("`lookahead verify` shows whether rounding in 16 bit explains that.")
     return sentences
 
 

@@ -30,7 +30,7 @@ from pipeline.triton_models.routing import offered
 NUM_CLIENTS = 8
 
 References = Mapping[tuple[str, str], list[int]]
-# Returns the engine that computes the scores of differing tokens, and `epsilon_of` the engine under test.
+# Returns the engine that computes the scores of differing tokens, and the `epsilon_of` value of the engine under test.
 Judge = Callable[[], tuple[Engine, float]]
 
 

@@ -100,8 +100,8 @@ def write_text(arrays: Plain, root: int, text: IntArray, first_new: int, may_for
 
 @kernel
 def make_room(trie: TrieArrays, num_slots: int, may_forget: bool) -> bool:
-    """Make room for num_slots slots and one token more, by forgetting if `may_forget`. False if that takes more
-    memory."""
+    """Make room for num_slots slots and one more token, by forgetting if `may_forget`. Returns False if the trie needs
+    more memory for them."""
     state = trie.state[0]
     while (
         len(trie.nodes) - 1 - state.num_nodes <= 2 * state.branch_length

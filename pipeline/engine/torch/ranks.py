@@ -94,7 +94,7 @@ class PipeLeader:
             # A killed process has a negative exit code, unlike those that ended because of it.
             first = min(ended, key=lambda process: process.exitcode or 0)
             raise EngineError(
-                f"Process {first.name} of {self._setting} = {self.num_ranks} has ended during the work "
+                f"Process {first.name} of {self._setting} = {self.num_ranks} has ended unexpectedly "
                 f"(exit code {first.exitcode}), so the engine has ended. Run the command again; if the system killed "
                 "the process for lack of memory, use fewer processes."
             ) from error

@@ -202,7 +202,7 @@ class SlotEngine(ABC):
 
 
 def slot_of(sequence: EngineSequence) -> Slot:
-    """The slot behind a sequence of a slot engine."""
+    """Return a sequence as the slot that it is. Asserts that it belongs to a slot engine."""
     assert isinstance(sequence, Slot), "the sequence belongs to another engine"
     return sequence
 

@@ -40,8 +40,8 @@ QKV, OUTPUT, GATE_UP, DOWN, NUM_MATRICES = range(5)
 INPUT_NORM, POST_NORM, Q_NORM, K_NORM, NUM_NORMS = range(5)
 # Rows of `buffers`, each (address, bytes per row). The row NONE stays 0: no buffer.
 X, H, BYTES, ROW_SCALE, QKV_OUT, ATTENDED, GATE_UP_OUT, GATED, GATED_BYTES, LOGITS, MAXIMA, ZEROS, NONE = range(13)
-# `cache`: one row for keys and one for values, each (address, bytes of an entry, and bytes from one layer, slot, key
-# head and block of 16 places or dims to the next).
+# `cache`: one row for keys and one for values. Columns: address, bytes of an entry, and the strides in bytes of layers,
+# slots, key heads, and blocks of 16 places (keys) or dims (values).
 KEYS, VALUES = range(2)
 CACHE_ADDRESS, CACHE_ENTRY, CACHE_LAYER, CACHE_SLOT, CACHE_HEAD, CACHE_BLOCK, NUM_CACHE_FIELDS = range(7)
 # Columns of `rows`.

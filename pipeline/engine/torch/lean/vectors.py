@@ -100,8 +100,8 @@ def vector_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 
 def rough_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """exp in every lane within 0.01 % for x from -87 to 0, and tiny below, also for -inf. Takes half the time of
-    `vector_exp`."""
+    """exp(x) in every lane, within 0.01 % for x from -87 to 0. For smaller x, also -inf, nearly 0. Takes half the time
+    of `vector_exp`."""
     x = builder.select(builder.fcmp_ordered("<", x, constant(_SMALLEST)), constant(_SMALLEST), x)
     exponent = builder.fmul(x, constant(_LOG2_E))
     power = call(builder, "llvm.rint.v16f32", FLOATS, [exponent])
