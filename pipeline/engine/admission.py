@@ -1,6 +1,9 @@
-"""Validation of a request before it enters the scheduler's queue."""
+"""Validation of a request before it enters the scheduler's queue, and the start of its guide's compilation."""
 
 from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +14,10 @@ from pipeline.decoding.tree import IntArray, check_tree
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.submission import Submission
 from pipeline.errors import RequestError
+
+if TYPE_CHECKING:
+    from pipeline.decoding.grammar.compiler import Compiler
+    from pipeline.decoding.grammar.matcher import Matcher
 
 
 def check_submission(submission: Submission, limits: EngineLimits) -> None:
@@ -49,6 +56,18 @@ def check_submission(submission: Submission, limits: EngineLimits) -> None:
     require_tokens(request.prompt_ids, limits.vocab_size, "the prompt")
     check_sampling(request.sampling, limits.vocab_size)
     check_wanted(submission.wanted)
+
+
+def matcher_of(submission: Submission, compiler: Compiler | None) -> Future[Matcher] | None:
+    """The matcher of the request's guide, compiled in a worker thread; None without a guide. Raises RequestError
+    without a compiler."""
+    request = submission.request
+    if request.guide is None:
+        return None
+    if compiler is None:
+        raise RequestError("this engine has no tokenizer, so it cannot apply a grammar; leave the guide out")
+    output_ids = request.prompt_ids[len(request.prompt_ids) - request.num_resumed_tokens :].tolist()
+    return compiler.matcher(request.guide, request.end_ids, output_ids)
 
 
 def require_tokens(token_ids: IntArray, vocab_size: int, name: str) -> None:

@@ -18,18 +18,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.grammar.compiler import Compiler
 from pipeline.decoding.grammar.masks import TreeMasks
-from pipeline.decoding.grammar.matcher import Matcher
 from pipeline.decoding.planner import PlanItem, Planner
 from pipeline.decoding.request import FinishReason
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE
-from pipeline.engine.admission import check_submission
+from pipeline.engine.admission import check_submission, matcher_of
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
 from pipeline.engine.running import Running, by_urgency, start_request
 from pipeline.engine.step import advance, start_masks
@@ -39,6 +37,7 @@ from pipeline.engine.submission import (
     StepEvent,
     Submission,
     ended_waiting,
+    notify,
     raise_first_error,
 )
 from pipeline.engine.waiting_queue import HOLD_S, WaitingQueue
@@ -83,7 +82,7 @@ class Scheduler:
         """Queue a request. The scheduler's thread calls on_event after every step of it; the last event is `done`.
         Raises RequestError if the request can never be served, BusyError if the queue is full."""
         check_submission(submission, self.engine.limits)
-        matcher = self._matcher_of(submission)
+        matcher = matcher_of(submission, self._compiler)
         with self._changed:
             self._queue.add(submission, on_event, matcher)
             self._changed.notify()
@@ -202,7 +201,7 @@ class Scheduler:
         with self._changed:
             cancelled, dropped = self._queue.take_cancelled()
         for entry in dropped:
-            _notify(entry.on_event, ended_waiting(entry.submission, FinishReason.CANCELLED))
+            notify(entry.on_event, ended_waiting(entry.submission, FinishReason.CANCELLED))
         for running in list(self._running):
             if running.submission.request.request_id in cancelled:
                 running.session.cancel()
@@ -221,7 +220,7 @@ class Scheduler:
                     logger.exception("request %s could not begin", entry.request_id)
                 with self._changed:
                     self._queue.forget(entry.request_id)
-                _notify(entry.on_event, ended_waiting(entry.submission, None, error))
+                notify(entry.on_event, ended_waiting(entry.submission, None, error))
 
     def _plan(self) -> list[tuple[Running, VerifyItem]]:
         """Items of the next pass, within `max_num_tokens`: pending tokens of decoding sequences first, then prompt
@@ -262,7 +261,7 @@ class Scheduler:
         if running.session.finished or running.num_steps == running.submission.max_steps:
             self._end(running, event)
         else:
-            _notify(running.on_event, event)
+            notify(running.on_event, event)
             if running.drafts:
                 self._deferred.append(running.session.learn)
 
@@ -288,26 +287,8 @@ class Scheduler:
                 self._queue.remember(session.context, hold, time.monotonic())
                 if self._compiler is not None and session.matcher is not None and request.guide is not None:
                     self._compiler.keep(request.guide, session.matcher)
-        _notify(running.on_event, replace(event, finish_reason=session.finish_reason, done=True))
-
-    def _matcher_of(self, submission: Submission) -> Future[Matcher] | None:
-        """The matcher of the request's guide, compiled in a worker thread; None without a guide."""
-        request = submission.request
-        if request.guide is None:
-            return None
-        if self._compiler is None:
-            raise RequestError("this engine has no tokenizer, so it cannot apply a grammar; leave the guide out")
-        output_ids = request.prompt_ids[len(request.prompt_ids) - request.num_resumed_tokens :].tolist()
-        return self._compiler.matcher(request.guide, request.end_ids, output_ids)
+        notify(running.on_event, replace(event, finish_reason=session.finish_reason, done=True))
 
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify()
-
-
-def _notify(on_event: OnEvent, event: StepEvent) -> None:
-    """Call on_event. An error in it must not affect other requests."""
-    try:
-        on_event(event)
-    except Exception:
-        logger.exception("the receiver of events of request %s failed", event.request_id)

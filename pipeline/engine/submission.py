@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -11,6 +12,8 @@ from pipeline.decoding.request import FinishReason, GenerationRequest
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,14 @@ class GenerationResult:
 
 
 OnEvent = Callable[[StepEvent], None]
+
+
+def notify(on_event: OnEvent, event: StepEvent) -> None:
+    """Call on_event. An error in it must not affect other requests."""
+    try:
+        on_event(event)
+    except Exception:
+        logger.exception("the receiver of events of request %s failed", event.request_id)
 
 
 def raise_first_error(results: Iterable[GenerationResult]) -> None:
