@@ -123,9 +123,8 @@ def run_batch(
                 on_done(request.custom_id)
 
         with ThreadPoolExecutor(concurrency) as pool:
-            futures = [pool.submit(work, request) for request in requests if request.digest not in done]
             try:
-                for future in futures:
+                for future in [pool.submit(work, request) for request in requests if request.digest not in done]:
                     future.result()
             except BaseException as error:
                 stop.set()

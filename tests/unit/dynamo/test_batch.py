@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,23 @@ def test_ctrl_c_is_reported_and_lets_the_running_requests_finish(api, tmp_path):
 
     assert run(requests(*range(6)), out, api) == 0
     assert sorted(body["n"] for body in api.asked) == list(range(6))
+
+
+def test_ctrl_c_ends_a_run_that_is_still_starting(api, tmp_path, monkeypatch):
+    submit, reported = ThreadPoolExecutor.submit, []
+
+    def interrupted(pool, work, request):
+        if request.custom_id == "r2":
+            raise KeyboardInterrupt
+        return submit(pool, work, request)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    settings = {"api_key": "k", "concurrency": 1, "timeout_s": PATIENCE_S, "on_done": lambda custom_id: None}
+    with pytest.raises(KeyboardInterrupt):
+        run_batch(
+            requests(*range(6)), tmp_path / "out", api.url, **settings, on_interrupt=lambda: reported.append("once")
+        )
+    assert reported == ["once"]
 
 
 def test_a_request_that_was_to_be_sent_again_is_not_done_when_the_run_is_cut_off(api, tmp_path, monkeypatch):
