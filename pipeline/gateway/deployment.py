@@ -13,6 +13,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2_grpc
 
 from pipeline.gateway.generate_body import STOP, Types
+from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.spec import TRITON_GRPC_KEY, TRITON_KEY_HEADER, DeploymentSpec, TritonSpec
 from pipeline.gateway.upstream import Upstream
 from pipeline.request_ids import SentId
@@ -51,6 +52,12 @@ class Deployment:
             if state is grpc.ChannelConnectivity.READY:
                 return each
         return self.grpc[0]
+
+    def require_public(self, model: str) -> None:
+        """Raise Refusal (404) for a model that clients may not call."""
+        public = self.spec.public_models
+        if model not in public:
+            raise Refusal(404, f"there is no model {model[:80]!r} here; there is {', '.join(public)}")
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

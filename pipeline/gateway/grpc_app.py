@@ -79,7 +79,7 @@ class GrpcGateway:
                     self._tenant(context)
                 deployment = self._deployments.current
                 if (model := getattr(request, "name", None)) is not None:
-                    _require_public(model, deployment)
+                    deployment.require_public(model)
                 triton = await deployment.triton()
                 return await getattr(triton.stub, name)(request, metadata=triton.metadata, timeout=_SHORT_S)
 
@@ -147,7 +147,7 @@ class GrpcGateway:
 
     def _admitted(self, request: Any, tenant: Tenant, deployment: Deployment) -> ExitStack:
         """Check a request and count it as running until the result is closed. Raises Refusal."""
-        _require_public(request.model_name, deployment)
+        deployment.require_public(request.model_name)
         spec = deployment.spec
         max_tokens = check_request(request, tenant, request.model_name in spec.tenant_models)
         with ExitStack() as held:
@@ -241,12 +241,6 @@ def _refusal_of_rpc(error: grpc.aio.AioRpcError) -> Refusal:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Refusal(504, "the request did not end within its time")
     return refusal_of(_HTTP_STATUS.get(error.code(), 500), error.details() or "", secrets.token_hex(16))
-
-
-def _require_public(model: str, deployment: Deployment) -> None:
-    public = deployment.spec.public_models
-    if model not in public:
-        raise Refusal(404, f"there is no model {model[:80]!r} here; there is {', '.join(public)}")
 
 
 def _error_answer(refusal: Refusal, request_id: str) -> Any:

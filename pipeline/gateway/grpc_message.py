@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.gateway.generate_body import MAX_TOKENS, NAMESPACE, positive
-from pipeline.gateway.infer_body import bytes_element
+from pipeline.gateway.infer_body import SHARED_MEMORY, bytes_element, in_shared_memory
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
-
-_SHARED_MEMORY = "shared_memory_region"
 
 
 def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> int | None:
@@ -17,8 +15,8 @@ def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> int | N
     model has the input `namespace`. Returns the limit of output tokens; None if the request sets none. Raises Refusal
     (400)."""
     for tensor in (*request.inputs, *request.outputs):
-        if _SHARED_MEMORY in tensor.parameters:
-            raise Refusal(400, f"{tensor.name[:80]} is in shared memory, which clients of this server cannot use")
+        if SHARED_MEMORY in tensor.parameters:
+            raise in_shared_memory(tensor.name)
     is_raw = bool(request.raw_input_contents)
     if is_raw and len(request.raw_input_contents) != len(request.inputs):
         raise Refusal(

@@ -118,8 +118,7 @@ class HttpGateway:
 
     async def _health(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         deployment = self._deployments.current
-        path = "/v2/health/live" if request.url.path.endswith("/live") else _path(request, deployment, "/ready")
-        status = await self._status(deployment.http, path, request_id)
+        status = await self._status(deployment.http, _path(request, deployment), request_id)
         await answer.start(status, {"content-length": "0"})
         await answer.end()
 
@@ -145,7 +144,7 @@ class HttpGateway:
     async def _metadata(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         self._tenant(request)
         deployment = self._deployments.current
-        status, body = await self._ask(deployment.http, _path(request, deployment, ""), request_id)
+        status, body = await self._ask(deployment.http, _path(request, deployment), request_id)
         if status >= 400:
             raise refusal_of(status, text_of_body(body), request_id)
         await answer.send(body, JSON)
@@ -161,16 +160,15 @@ class HttpGateway:
 
     async def _model(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         tenant = self._tenant(request)
-        verb = request.url.path.rpartition("/")[2]
-        _path(request, self._deployments.current, "")
+        _path(request, self._deployments.current)
         body = await self._body(request)
         timeout_s = timeout_of(request, self._spec.config.request_timeout_s)
         deployment = self._deployments.current
         with deployment.in_use():
-            path = _path(request, deployment, f"/{verb}")
+            path = _path(request, deployment)
             types = await self._types(deployment, request.path_params["model"], request_id)
             headers = JSON | trace_headers(request)
-            if verb == "infer":
+            if path.endswith("/infer"):
                 checked = checked_infer(body, request.headers.get(HEADER_LENGTH), tenant, types)
                 if checked.header_length is not None:
                     headers |= {"content-type": "application/octet-stream", HEADER_LENGTH: str(checked.header_length)}
@@ -253,17 +251,15 @@ class HttpGateway:
         return await read_body(request.receive, length, config.max_body_bytes, config.body_timeout_s)
 
 
-def _path(request: Request, deployment: Deployment, end: str) -> str:
-    """Upstream path, built from checked names. Raises Refusal (404) for an unknown model or an invalid version."""
+def _path(request: Request, deployment: Deployment) -> str:
+    """The path of a request to Triton, which is also the upstream one. Raises Refusal (404) for an unknown model or an
+    invalid version."""
     model, version = request.path_params.get("model"), request.path_params.get("version")
-    if model is None:
-        return f"/v2/health{end}" if end else "/v2"
-    public = deployment.spec.public_models
-    if model not in public:
-        raise Refusal(404, f"there is no model {model[:80]!r} here; there is {', '.join(public)}")
+    if model is not None:
+        deployment.require_public(model)
     if version is not None and not (version.isascii() and version.isdecimal() and len(version) < 10):
         raise Refusal(404, "a version is a number")
-    return f"/v2/models/{model}{'' if version is None else f'/versions/{version}'}{end}"
+    return str(request.scope["path"]).removesuffix("\n")  # a route's pattern also matches before a line end
 
 
 def _openai(deployment: Deployment) -> Upstream:

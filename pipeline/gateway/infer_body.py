@@ -20,7 +20,7 @@ from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
 
 _BINARY = "binary_data_size"
-_SHARED_MEMORY = "shared_memory_region"
+SHARED_MEMORY = "shared_memory_region"
 
 
 def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types: Types) -> Checked:
@@ -64,8 +64,13 @@ def _tensors(value: Json, name: str) -> list[Json]:
 
 def _refuse_shared_memory(tensors: list[Json]) -> None:
     for tensor in tensors:
-        if _SHARED_MEMORY in _parameters(tensor):
-            raise Refusal(400, f"{tensor['name'][:80]} is in shared memory, which clients of this server cannot use")
+        if SHARED_MEMORY in _parameters(tensor):
+            raise in_shared_memory(tensor["name"])
+
+
+def in_shared_memory(name: str) -> Refusal:
+    """Refusal of a tensor in shared memory."""
+    return Refusal(400, f"{name[:80]} is in shared memory, which clients of this server cannot use")
 
 
 def _parameters(tensor: Json) -> Json:

@@ -174,6 +174,14 @@ def test_whether_the_server_is_up_needs_no_key():
         assert send(behind(), "GET", path, spec_of(api_key("alice"))).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/v2", "/v2/health/live", "/v2/models/lookahead_bls/versions/1/ready"])
+def test_the_server_behind_gets_the_path_without_a_line_end(path):
+    server = behind()
+    for end in ("", "%0A"):
+        assert send(server, "GET", path + end).status_code == 200
+        assert server.requests[-1].url.path == path
+
+
 def test_a_stream_comes_piece_by_piece_as_it_was_sent():
     pieces = [b'data: {"text_output":"a"}\n\n', b'data: {"text_out', b'put":"b"}\n\ndata: {"text_output":"c"}\n\n']
 
