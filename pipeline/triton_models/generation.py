@@ -29,17 +29,7 @@ from pipeline.triton_models.call_tensors import call_tensors, first_end_id, late
 from pipeline.triton_models.engine_binding import EngineBinding
 from pipeline.triton_models.fair_slots import HeldSlot
 from pipeline.triton_models.piece import LOGIT_OUTPUTS, LogitPieces, Piece
-from pipeline.triton_models.steps import (
-    LONGEST_PIECE,
-    MOST_STEPS,
-    PIECE_SECONDS,
-    STREAM_STEPS,
-    WINDOW_PIECE,
-    WITHOUT_DRAFTS,
-    ChainSteps,
-    Step,
-    main_chain,
-)
+from pipeline.triton_models.steps import WITHOUT_DRAFTS, ChainSteps, Step, TreeSteps, main_chain
 from pipeline.triton_models.tensors import Array, Tensors, token_ids
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_request import TextRequest
@@ -66,7 +56,7 @@ class Generation:
     _text: TextStream = field(init=False)
     # Holds back tokens that may belong to a stop word or end within a character; None if the client receives text.
     _tokens: TokenOutput | None = field(init=False)
-    _chain: ChainSteps | None = field(init=False)
+    _steps: ChainSteps | TreeSteps = field(init=False)
     # Sum over the finished calls; None before the target's first counts.
     _counts: DraftCounts | None = None
     _logits: LogitPieces = field(default_factory=LogitPieces)
@@ -75,9 +65,12 @@ class Generation:
         self._text = TextStream(self.codec, self.request.stop_words)
         tokens_only = self.request.tokens_only
         self._tokens = TokenOutput(self.codec, self._text, self.session.output_ids) if tokens_only else None
-        limits = self.engine.traits.limits
-        max_drafts = self.session.budget.max_depth
-        self._chain = None if limits is None else ChainSteps(limits, max_drafts, self.engine.costs)
+        limits, costs, is_stream = self.engine.traits.limits, self.engine.costs, self.request.stream
+        if limits is not None:
+            self._steps = ChainSteps(limits, self.session.budget.max_depth, costs)
+        else:
+            is_watched = is_stream or bool(self.request.stop_words)
+            self._steps = TreeSteps(is_stream, is_watched, self.prediction is not None, costs)
 
     @property
     def strategy(self) -> str:
@@ -127,42 +120,15 @@ class Generation:
         return sum(token not in self.request.generation.end_ids for token in token_ids)
 
     def _next_step(self) -> Step:
-        remaining, is_first, costs = self.session.num_remaining_tokens, not self.num_calls, self.engine.costs
-        if self.engine.is_streamed:
-            return Step(EMPTY_TREE, remaining)
+        session, steps, is_first = self.session, self._steps, not self.num_calls
+        remaining = session.num_remaining_tokens
+        if isinstance(steps, ChainSteps):
+            if self.engine.is_streamed:
+                return Step(EMPTY_TREE, remaining)
+            return steps.next(session.propose(), len(session.context), remaining)
         if self.strategy in WITHOUT_DRAFTS:
-            if not self._is_watched:
-                piece = LONGEST_PIECE
-            elif is_first and self.request.stream:
-                piece = 1  # the client waits for a token
-            else:
-                piece = WINDOW_PIECE if self.strategy == "lookahead" else self._most_steps
-            return Step(EMPTY_TREE, min(piece, remaining))
-        tree = self.session.propose()
-        if self._chain is not None:
-            return self._chain.next(tree, len(self.session.context), remaining)
-        if is_first:
-            max_steps = 1  # the client waits for a token
-        elif costs is not None and self.prediction is None:
-            max_steps = costs.num_steps(tree, self._most_steps)
-        else:  # only the BLS model has the client's prediction, so each step verifies a part of it
-            max_steps = 1 if len(tree) else STREAM_STEPS
-        return Step(tree, remaining, max_steps)
-
-    @property
-    def _most_steps(self) -> int:
-        """Maximum number of steps of a call to the torch engine."""
-        if not self._is_watched:
-            return MOST_STEPS
-        costs = self.engine.costs
-        num_passes = None if costs is None else costs.num_passes(PIECE_SECONDS, STREAM_STEPS)
-        return num_passes or STREAM_STEPS
-
-    @property
-    def _is_watched(self) -> bool:
-        """Whether calls should be short: for a stream, and for stop words, because the target does not search the text
-        for them and would decode far beyond one."""
-        return self.request.stream or bool(self.request.stop_words)
+            return steps.next_without_drafts(self.strategy == "lookahead", remaining, is_first)
+        return steps.next(session.propose(), remaining, is_first)
 
     def _within_min_tokens(self, step: Step) -> Step:
         """Cut a step at min_tokens if TensorRT-LLM must ban end tokens until there: it can ban them for a whole call

@@ -1,8 +1,9 @@
-"""Plans the next call to the target: how many nodes of a draft tree to send, and how many tokens to request.
+"""Plans the next call to the target: how many nodes of a draft tree to send, and how many tokens or steps to request.
 
-An engine for external drafts (TensorRT-LLM) verifies one chain per call and then ends the request, so each call sends
-the whole context again. A call without drafts decodes a chunk of tokens. Every size is cut to the engine's limits here,
-because the engine would refuse a longer request or silently drop its drafts.
+The torch engine verifies a tree, and may go on for a few steps, with drafts of its own sources (`TreeSteps`). An engine
+for external drafts (TensorRT-LLM) verifies one chain per call and then ends the request (`ChainSteps`), so each call
+sends the whole context again. A call without drafts decodes a chunk of tokens. Every size is cut to the engine's limits
+here, because the engine would refuse a longer request or silently drop its drafts.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ CHUNK_TOKENS = 4
 # Limit of the chunk, which doubles with each call without drafts.
 MAX_CHUNK_TOKENS = 16
 # Longest time between two pieces of a stream from the torch engine, unless a single step takes longer.
-PIECE_SECONDS = 0.05
+_PIECE_SECONDS = 0.05
 # Limits of the steps of a call, without and with a stream. In steps after the first one the engine's own sources draft.
-MOST_STEPS, STREAM_STEPS = 16, 4
+_MOST_STEPS, _STREAM_STEPS = 16, 4
 # Strategies without drafts from the BLS model.
 WITHOUT_DRAFTS = ("none", "lookahead")
 # Tokens per call to the torch engine under these strategies. Calls are short, because another request can take the slot
-# only between two calls. WINDOW_PIECE is for streams of `lookahead`, whose window restarts with every call.
-LONGEST_PIECE, WINDOW_PIECE = 64, 16
+# only between two calls. _WINDOW_PIECE is for streams of `lookahead`, whose window restarts with every call.
+_LONGEST_PIECE, _WINDOW_PIECE = 64, 16
 # Nodes to draft per token of the longest chain; the best branch is sent.
 _TREE_FACTOR = 4
 
@@ -41,6 +42,46 @@ class Step(NamedTuple):
     tree: DraftTree
     num_tokens: int
     max_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSteps:
+    """Plans the calls of one request to an engine that verifies trees. is_stream: whether the client receives a stream.
+    is_watched: whether calls should be short: for a stream, and for stop words, because the target does not search the
+    text for them and would decode far beyond one. has_prediction: whether drafts come from a prediction of the client.
+    costs: model of call times; None for a fixed number of steps."""
+
+    is_stream: bool
+    is_watched: bool
+    has_prediction: bool
+    costs: CallCosts | None
+
+    def next(self, tree: DraftTree, remaining: int, is_first: bool) -> Step:
+        """Plan the next call. remaining: tokens still to generate, at least 1. is_first: whether it is the first."""
+        if is_first:
+            max_steps = 1  # the client waits for a token
+        elif self.costs is not None and not self.has_prediction:
+            max_steps = self.costs.num_steps(tree, self._most_steps())
+        else:  # only the BLS model has the client's prediction, so each step verifies a part of it
+            max_steps = 1 if len(tree) else _STREAM_STEPS
+        return Step(tree, remaining, max_steps)
+
+    def next_without_drafts(self, has_window: bool, remaining: int, is_first: bool) -> Step:
+        """Plan the next call of a strategy without drafts from the BLS model. has_window: whether the engine drafts."""
+        if not self.is_watched:
+            piece = _LONGEST_PIECE
+        elif is_first and self.is_stream:
+            piece = 1  # the client waits for a token
+        else:
+            piece = _WINDOW_PIECE if has_window else self._most_steps()
+        return Step(EMPTY_TREE, min(piece, remaining))
+
+    def _most_steps(self) -> int:
+        """Maximum number of steps of a call."""
+        if not self.is_watched:
+            return _MOST_STEPS
+        num_passes = None if self.costs is None else self.costs.num_passes(_PIECE_SECONDS, _STREAM_STEPS)
+        return num_passes or _STREAM_STEPS
 
 
 @dataclass(slots=True)
