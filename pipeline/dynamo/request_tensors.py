@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.decoding.grammar.guide import Guide
+from pipeline.decoding.log_probs import LogitsWanted
 from pipeline.dynamo.spec import WorkerSpec
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import (
@@ -32,7 +34,8 @@ from pipeline.gateway.annotations import (
     read_annotations,
     regex_of_choices,
 )
-from pipeline.triton_models.tensors import Array
+from pipeline.triton_models.guide_tensors import guide_tensors, wanted_tensors
+from pipeline.triton_models.tensors import TRUE, Array, float_tensor, int_tensor, text_tensor
 
 # Default temperature of the OpenAI API.
 _DEFAULT_TEMPERATURE = 1.0
@@ -66,36 +69,39 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
     options = read_annotations(request.get("annotations") or [])
     remaining, resumed = _counts(len(ids), stop.get("max_tokens"), integer_option(options, MAX_TOKENS), spec)
     tensors: dict[str, Array] = {
-        "text_input": _text(""),
+        "text_input": text_tensor(""),
         "input_ids": np.asarray([ids], np.int32),
-        "max_tokens": _int(resumed + remaining),
-        "stream": np.asarray([[True]]),
-        "return_statistics": np.asarray([[True]]),
+        "max_tokens": int_tensor(resumed + remaining),
+        "stream": TRUE,
+        "return_statistics": TRUE,
         "seed": np.asarray([[_seed(sampling.get("seed"), context_id)]], np.uint64),
     }
     if resumed:
-        tensors["num_resumed_tokens"] = _int(resumed)
+        tensors["num_resumed_tokens"] = int_tensor(resumed)
     if stop.get("min_tokens"):
-        tensors["min_tokens"] = _int(stop["min_tokens"])
+        tensors["min_tokens"] = int_tensor(stop["min_tokens"])
     if stop.get("stop"):
         # Dynamo stops at these words too, but would show the beginning of a word that spans several tokens.
         tensors["stop_words"] = np.asarray([[word.encode() for word in stop["stop"]]], np.object_)
     if stop.get("ignore_eos"):
-        tensors["end_id"] = _int(-1)
+        tensors["end_id"] = int_tensor(-1)
     tensors |= _sampling(sampling, len(ids) - resumed, spec)
     for name in (STRATEGY, PREDICTION):
         if options.get(name):
-            tensors[name] = _text(options[name])
+            tensors[name] = text_tensor(options[name])
     namespace = options.get(NAMESPACE) or (request.get("routing") or {}).get("cache_salt")
     if namespace:
-        tensors["namespace"] = _text(namespace)
+        tensors["namespace"] = text_tensor(namespace)
     if (limit := integer_option(options, NUM_DRAFT_TOKENS)) is not None:
-        tensors["num_draft_tokens"] = _int(limit)
+        tensors["num_draft_tokens"] = int_tensor(limit)
     if bias := logit_bias_option(options):
         tensors["logit_bias_ids"] = np.asarray([list(bias)], np.int32)
         tensors["logit_bias_values"] = np.asarray([list(bias.values())], np.float32)
-    tensors |= _guide(options, sampling.get("guided_decoding"))
-    tensors |= _log_probs((request.get("output_options") or {}).get("logprobs"))
+    if (guide := _guide(options, sampling.get("guided_decoding"))) is not None:
+        tensors |= guide_tensors(guide)
+    num_top = (request.get("output_options") or {}).get("logprobs")
+    if num_top is not None:  # the number of alternatives at each position
+        tensors |= wanted_tensors(LogitsWanted(log_probs=True, num_top=num_top), of_prompt=False)
     return TokenRequest(
         tensors,
         num_prompt_tokens=len(ids) - resumed,
@@ -103,7 +109,7 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         num_remaining_tokens=remaining,
         has_prediction=PREDICTION in tensors,
         returns_statistics=STATISTICS in options,
-        returns_log_probs="return_log_probs" in tensors,
+        returns_log_probs=num_top is not None,
     )
 
 
@@ -126,7 +132,7 @@ def resumed(wanted: TokenRequest, token_ids: Sequence[int]) -> TokenRequest:
     num_resumed = wanted.num_resumed_tokens + len(token_ids)
     return replace(
         wanted,
-        tensors={**wanted.tensors, "input_ids": ids, "num_resumed_tokens": _int(num_resumed)},
+        tensors={**wanted.tensors, "input_ids": ids, "num_resumed_tokens": int_tensor(num_resumed)},
         num_resumed_tokens=num_resumed,
         num_remaining_tokens=max(0, wanted.num_remaining_tokens - len(token_ids)),
     )
@@ -145,49 +151,36 @@ def _counts(num_tokens: int, max_tokens: int | None, of_output: int | None, spec
 
 def _sampling(sampling: Mapping[str, Any], num_prompt_tokens: int, spec: WorkerSpec) -> dict[str, Array]:
     temperature = sampling.get("temperature")
-    tensors = {"temperature": _float(_DEFAULT_TEMPERATURE if temperature is None else temperature)}
+    tensors = {"temperature": float_tensor(_DEFAULT_TEMPERATURE if temperature is None else temperature)}
     for name in ("top_p", "min_p", *_PENALTIES):
         if sampling.get(name) is not None:
-            tensors[name] = _float(sampling[name])
+            tensors[name] = float_tensor(sampling[name])
     if (top_k := sampling.get("top_k")) is not None and top_k > 0:
-        tensors["top_k"] = _int(top_k)
+        tensors["top_k"] = int_tensor(top_k)
     counts = (sampling.get(name) for name in ("presence_penalty", "frequency_penalty"))
     if spec.prompt_ignore_length and any(counts):
         # In the OpenAI API these penalties apply to output tokens only.
-        tensors["prompt_ignore_length"] = _int(num_prompt_tokens)
+        tensors["prompt_ignore_length"] = int_tensor(num_prompt_tokens)
     return tensors
 
 
-def _log_probs(num_top: int | None) -> dict[str, Array]:
-    """num_top: number of alternatives at each position; None for no log probabilities."""
-    if num_top is None:
-        return {}
-    tensors: dict[str, Array] = {"return_log_probs": np.asarray([[True]])}
-    return tensors | ({"num_top_logprobs": _int(num_top)} if num_top else {})
-
-
-def _guide(options: Mapping[str, str], decoding: Mapping[str, Any] | None) -> dict[str, Array]:
+def _guide(options: Mapping[str, str], decoding: Mapping[str, Any] | None) -> Guide | None:
     """Guide of a response format or of tools: from the annotations, or from Dynamo's own field, which Dynamo sets for
     tools too."""
     if GUIDE_TYPE in options:
-        kind, guide = options[GUIDE_TYPE], options.get(GUIDE, "")
-    elif decoding and TOOLS not in options:
-        kind, guide = _dynamo_guide(decoding)
-    else:
-        return {}
-    tensors = {"guided_decoding_guide_type": _text(kind)}
-    return tensors | ({"guided_decoding_guide": _text(guide)} if guide else {})
+        return Guide(options[GUIDE_TYPE], options.get(GUIDE, ""))
+    return _dynamo_guide(decoding) if decoding and TOOLS not in options else None
 
 
-def _dynamo_guide(decoding: Mapping[str, Any]) -> tuple[str, str]:
+def _dynamo_guide(decoding: Mapping[str, Any]) -> Guide:
     if (schema := decoding.get("json")) is not None:
-        return "json_schema", schema if isinstance(schema, str) else json.dumps(schema)
+        return Guide("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
     if (pattern := decoding.get("regex")) is not None:
-        return "regex", pattern
+        return Guide("regex", pattern)
     if (choices := decoding.get("choice")) is not None:
-        return "regex", regex_of_choices(choices)
+        return Guide("regex", regex_of_choices(choices))
     if (grammar := decoding.get("grammar")) is not None:
-        return "ebnf_grammar", grammar
+        return Guide("ebnf_grammar", grammar)
     raise RequestError(
         f"guided_decoding has {', '.join(sorted(decoding))}; it must have json, regex, choice or grammar"
     )
@@ -198,15 +191,3 @@ def _seed(seed: int | None, context_id: str) -> int:
     if seed is not None:
         return seed % _SEEDS
     return int.from_bytes(hashlib.sha256(context_id.encode()).digest()[:8], "big")
-
-
-def _text(value: str) -> Array:
-    return np.asarray([[value.encode()]], np.object_)
-
-
-def _int(value: int) -> Array:
-    return np.asarray([[value]], np.int32)
-
-
-def _float(value: float) -> Array:
-    return np.asarray([[value]], np.float32)

@@ -17,7 +17,7 @@ from pipeline.dynamo.spec import DYNAMO_NAMESPACE, NAMESPACE, RPC_HOST, TRITON_K
 from pipeline.engine.backend import backend_of
 from pipeline.errors import ServerError
 from pipeline.server.discovery import ETCD_LEASE_TTL, FILE_KV, has_other_machines, needed_urls
-from pipeline.server.ports import free_port
+from pipeline.server.ports import LOOPBACK, free_port
 from pipeline.server.service import Service
 from pipeline.server.state import SERVICES, ServerState, answers, reachable
 
@@ -26,7 +26,6 @@ DISCOVERY = "discovery"
 # File with a worker's entries in discovery, see `GuardSpec.leftovers_path`.
 ENTRIES = "entries"
 INSTALL = "pip install 'lookahead-pipeline[dynamo]'"
-_LOOPBACK = "127.0.0.1"
 # Limit of migrations per request. Each attempt to reach a killed worker counts, and each half second without a ready
 # server on a machine.
 _MIGRATION_LIMIT = 100
@@ -90,7 +89,7 @@ def worker_service(
         entries_path=str(entries),
         is_traced=profile.server.otlp_endpoint is not None,
     )
-    ports = {"metrics": free_port(_LOOPBACK)}
+    ports = {"metrics": free_port(LOOPBACK)}
     environment = _environment(profile.server, run_dir, WORKER)
     # Front ends load the model card from this address, also those of other machines.
     host = environment.get(RPC_HOST, "0.0.0.0")
@@ -191,5 +190,5 @@ def _environment(
     if server.discovery == "file" and FILE_KV not in environment:
         result[FILE_KV] = str(run_dir / DISCOVERY)
         # All processes are on this machine, so they connect over the loopback device.
-        result |= {RPC_HOST: _LOOPBACK, "DYN_TCP_RESPONSE_STREAM_HOST": "lo"}  # the latter is a device name
+        result |= {RPC_HOST: LOOPBACK, "DYN_TCP_RESPONSE_STREAM_HOST": "lo"}  # the latter is a device name
     return result

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from pipeline.config.schema import Frozen
@@ -16,7 +14,6 @@ RPC_HOST = "DYN_TCP_RPC_HOST"
 # Environment variable with the access keys of the Triton servers, separated by commas. They are not in the spec,
 # because other users can read a command line.
 TRITON_KEYS = "LOOKAHEAD_TRITON_KEYS"
-Discovery = Literal["file", "etcd", "kubernetes"]
 
 
 class WorkerSpec(Frozen):
@@ -27,7 +24,7 @@ class WorkerSpec(Frozen):
     )
     model: str = Field(description="Model name in the OpenAI API.")
     card_dir: str = Field(description="Folder with the model's configuration, tokenizer and chat template.")
-    discovery: Discovery = "file"
+    discovery: str = Field("file", description="Value of `server.discovery`.")
     has_other_machines: bool = Field(False, description="Whether workers of other machines can continue a request.")
     max_seq_len: int = Field(description="Limit of prompt and output of one sequence, in tokens.")
     max_batch_size: int = Field(description="Limit of sequences in a batch.")

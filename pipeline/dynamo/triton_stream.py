@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipeline.errors import EngineError, RequestError, streamed_error
@@ -17,9 +16,9 @@ from pipeline.gateway.spec import TRITON_GRPC_KEY
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.triton_grpc import LASTING_CHANNEL, StreamCalls, infer_request, tensors_of
 from pipeline.triton_models.spans import TRACEPARENT
-from pipeline.triton_models.tensors import Array
+from pipeline.triton_models.tensors import TRUE, Array, text_tensor
 
-_STOP = {"stop": np.asarray([[True]])}
+_STOP = {"stop": TRUE}
 # Time limit for the answer of a server that hangs.
 _READY_S = 2.0
 
@@ -71,7 +70,7 @@ class TritonStream:
         Raises RequestError if the server refuses the request, BusyError if it is busy, EngineError if it has ended or
         is shutting down, RuntimeError for an internal error of the server."""
         if TRACEPARENT in trace:
-            tensors = {**tensors, TRACEPARENT: np.asarray([[trace[TRACEPARENT].encode()]], np.object_)}
+            tensors = {**tensors, TRACEPARENT: text_tensor(trace[TRACEPARENT])}
         request, stop = (infer_request(FRONT_MODEL, request_id, sent) for sent in (tensors, _STOP))
         last, failure = None, None
         try:

@@ -11,7 +11,17 @@ from pipeline.decoding.grammar.guide import Guide, check_guide
 from pipeline.decoding.log_probs import LogitsWanted, TokenLogProbs, check_wanted, prompt_log_probs
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RequestError
-from pipeline.triton_models.tensors import Array, Tensors, flag, float_tensor, int_tensor, integer, text, text_tensor
+from pipeline.triton_models.tensors import (
+    TRUE,
+    Array,
+    Tensors,
+    flag,
+    float_tensor,
+    int_tensor,
+    integer,
+    text,
+    text_tensor,
+)
 
 GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 # Outputs about the prompt, which only the first response has.
@@ -58,7 +68,7 @@ def wanted_tensors(wanted: LogitsWanted, of_prompt: bool) -> dict[str, Array]:
         "return_generation_logits": wanted.generation_logits,
         "return_context_logits": wanted.context_logits and of_prompt,
     }
-    tensors: dict[str, Array] = {name: np.asarray([[True]]) for name, value in flags.items() if value}
+    tensors: dict[str, Array] = {name: TRUE for name, value in flags.items() if value}
     return tensors | {"num_top_logprobs": int_tensor(wanted.num_top)} if wanted.num_top else tensors
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from pipeline.engine.submission import StepEvent
 from pipeline.triton_models.metrics import OnEnd, RequestMetrics, TrieMetrics
 from pipeline.triton_models.spans import TRACEPARENT, Span, SpanContext, Tracer, sampled_context, span_of
-from pipeline.triton_models.tensors import Tensors, text
+from pipeline.triton_models.tensors import Tensors, text, text_tensor
 
 
 def traced(tracer: Tracer | None, tensors: Tensors, on_end: OnEnd) -> tuple[Tensors, OnEnd]:
@@ -33,7 +31,7 @@ def traced(tracer: Tracer | None, tensors: Tensors, on_end: OnEnd) -> tuple[Tens
         tracer.record(span_of("lookahead_bls", context, parent, metrics.started, attributes))
         on_end(metrics, trie)
 
-    return {**tensors, TRACEPARENT: np.asarray([[context.traceparent.encode()]], np.object_)}, record
+    return {**tensors, TRACEPARENT: text_tensor(context.traceparent)}, record
 
 
 @dataclass(slots=True)

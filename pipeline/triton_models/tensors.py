@@ -17,6 +17,7 @@ from pipeline.errors import RequestError
 
 Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
+TRUE: Array = np.asarray([[True]])
 
 
 def int_tensor(value: int) -> Array:
