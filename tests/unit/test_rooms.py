@@ -112,3 +112,10 @@ from pipeline.backends.tensorrt_llm.build_context import Case
 x = "use tensorrt_llm.speculation"
 """
     assert len(list(mentions_of_a_backend(ast.parse(text)))) == 4
+
+
+@pytest.mark.parametrize("room", ["engine", "triton_models", "gateway", "dynamo"])
+def test_the_map_of_a_room_names_all_its_modules(room: str) -> None:
+    map_of_room = ast.get_docstring(tree_of(PACKAGE / room / "__init__.py")) or ""
+    modules = {path.stem for path in (PACKAGE / room).glob("*.py")} - {"__init__", "__main__"}
+    assert not modules - set(re.findall(r"\w+", map_of_room))
