@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 def models(as_json: Json = False) -> None:
     """List the models that --model can name, with the memory that each needs on this machine's CPU."""
     from pipeline.checkpoint.fetch import describe_source
-    from pipeline.config.loading import names_in
+    from pipeline.config.loading import built_models, names_in
     from pipeline.config.resolution import load_model
 
     where = places()
@@ -43,6 +43,8 @@ def models(as_json: Json = False) -> None:
     columns = ("model", "parameters", "context", "memory", "fits here", "checkpoint", "built for")
     pairs = [(model.name, DEFAULT_PROFILE) for model in found]
     _show(found, pairs, where, columns, cells, f"profile {DEFAULT_PROFILE}", as_json)
+    if others := sorted(built_models(where).keys() - {model.name for model in found}):
+        output.note(f"--model also takes the names of engines built without a model config: {', '.join(others)}")
 
 
 def profiles(model: Model = DEFAULT_MODEL, as_json: Json = False) -> None:

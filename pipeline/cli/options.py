@@ -29,7 +29,8 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Name from `lookahead models`, a model YAML, a checkpoint folder, a GGUF file, or owner/name on the hub.",
+        help="Name from `lookahead models` or of a built engine, a model YAML, a checkpoint folder, a GGUF file, or "
+        "owner/name on the hub.",
         show_default=True,
     ),
 ]

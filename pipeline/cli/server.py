@@ -207,7 +207,7 @@ def switch(
     folder = run_dir(where)
     before = running_served(where, folder)
     if model is None:
-        resolved = resolve_other(before, profile, tuple(overrides or ()), folder, where)
+        resolved = resolve_other(before, profile, tuple(overrides or ()), where)
     else:
         resolved = resolve(model, profile, overrides)
     require_other(before, resolved)

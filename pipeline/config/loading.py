@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from pipeline.config.places import SHIPPED, Places, expanded
 from pipeline.config.yaml_text import parse_yaml
 from pipeline.errors import ConfigError
 
+# File of an engine's settings, in <engines>/<model>/<profile>/.
+RESOLVED = "resolved.yaml"
 _LOOKAHEAD_SIZES = ("max_window_size", "max_ngram_size", "max_verification_set_size")
 
 
@@ -33,10 +35,17 @@ def names_in(folders: Iterable[Path]) -> list[str]:
     return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
 
 
+def built_models(places: Places) -> dict[str, Path]:
+    """The settings of the latest engine of each model, by the model's name."""
+    paths = places.engines.glob(f"[!.]*/[!.]*/{RESOLVED}")
+    return {path.parents[1].name: path for path in sorted(paths, key=lambda path: path.stat().st_mtime)}
+
+
 def find_model(name: str, places: Places) -> Path:
-    """Path of a model YAML, a checkpoint folder or a GGUF file. Raises ConfigError with a suggestion."""
+    """Path of a model YAML, a checkpoint folder, a GGUF file, or the settings of an engine. Raises ConfigError with a
+    suggestion."""
     other = "a path to a YAML, a checkpoint folder or a GGUF file, or owner/name on the Hugging Face hub,"
-    return _find(name, places.models, "model", other)
+    return _find(name, places.models, "model", other, lambda: built_models(places))
 
 
 def find_profile(name: str, places: Places) -> Path:
@@ -44,7 +53,9 @@ def find_profile(name: str, places: Places) -> Path:
     return _find(name, places.profiles, "profile", "a path to a YAML")
 
 
-def _find(name: str, folders: Iterable[Path], kind: str, other: str) -> Path:
+def _find(
+    name: str, folders: Iterable[Path], kind: str, other: str, built: Callable[[], Mapping[str, Path]] = dict
+) -> Path:
     if not name.strip():
         raise ConfigError(f"The name of the {kind} is empty. Known {kind}s: {', '.join(names_in(folders))}.")
     for folder in folders:
@@ -55,12 +66,15 @@ def _find(name: str, folders: Iterable[Path], kind: str, other: str) -> Path:
         return path
     if kind == "model" and (path.is_dir() or (path.suffix.lower() == ".gguf" and path.is_file())):
         return path
+    engines = built()
+    if name in engines:
+        return engines[name]
     if "/" in name or path.exists() or path.suffix.lower() in (".yaml", ".yml", ".gguf"):
         fault = "it is of another kind" if path.exists() else "the path does not exist"
         raise ConfigError(
             f"There is no {kind} '{name}': {fault}. Give a name of `lookahead {kind}s`, or {other.rstrip(',')}."
         )
-    known = names_in(folders)
+    known = sorted({*names_in(folders), *engines})
     raise ConfigError(
         f"There is no {kind} '{name}'.{did_you_mean(name, known)} Known {kind}s: {', '.join(known)}; {other} works too."
     )

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pipeline.config.faults import Fault, KeyPath, faults_of_validation, origin_of, raise_faults, without
 from pipeline.config.hardware import Hardware, detect_hardware
 from pipeline.config.loading import (
+    RESOLVED,
     Draft,
     find_model,
     find_profile,
@@ -63,7 +64,7 @@ class _Validated(NamedTuple):
 
 
 def resolve_config(
-    model: str,
+    model: str | ModelConfig,
     profile: str,
     overrides: Sequence[str] = (),
     *,
@@ -72,9 +73,9 @@ def resolve_config(
     backend_rules: bool = True,
     note: Callable[[str], None] = lambda text: None,
 ) -> ResolvedConfig:
-    """Read a model and a profile, apply overrides, check and resolve. backend_rules: False skips the checks of the
-    backend. note: called for each setting that is clipped to the model's limits. Raises ConfigError with all faults of
-    both files and of their combination."""
+    """Read a model and a profile, apply overrides, check and resolve. model: its name, or its settings. backend_rules:
+    False skips the checks of the backend. note: called for each setting that is clipped to the model's limits. Raises
+    ConfigError with all faults of both files and of their combination."""
     where, hardware = where or places(), hardware or detect_hardware()
 
     def resolved_with(more: Sequence[str], note: Callable[[str], None] = lambda text: None) -> _Resolution:
@@ -87,7 +88,7 @@ def resolve_config(
 
 
 def _resolve(
-    model: str,
+    model: str | ModelConfig,
     profile: str,
     overrides: Sequence[str],
     where: Places,
@@ -170,19 +171,34 @@ def load_resolved(path: Path) -> ResolvedConfig:
     return _load(Draft(data, {(): shown(path)}), ResolvedConfig)
 
 
-def _model_draft(name: str, where: Places) -> Draft:
+def _model_draft(model: str | ModelConfig, where: Places) -> Draft:
+    if isinstance(model, ModelConfig):
+        return Draft(model.model_dump(mode="json"), {(): f"the settings of {model.name}"})
     # Served models read resolved configs without the libraries that this module needs.
     from pipeline.config.bare_checkpoint import draft_from_folder, draft_from_gguf, draft_from_hub, is_repository
 
     try:
-        path = find_model(name, where)
+        path = find_model(model, where)
     except ConfigError:
-        if not is_repository(name):
+        if not is_repository(model):
             raise
-        return draft_from_hub(name)
+        return draft_from_hub(model)
     if path.is_dir():
         return draft_from_folder(path)
+    if path.name == RESOLVED:
+        return _model_draft(_built_with(path).model, where)
     return draft_from_gguf(path) if path.suffix.lower() == ".gguf" else read_draft(path)
+
+
+def _built_with(path: Path) -> ResolvedConfig:
+    """The settings of an engine. Raises ConfigError if they are of another version."""
+    try:
+        return load_resolved(path)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{shown(path)} was written by another version of this program. Name the model's YAML, checkpoint or "
+            "repository instead of the engine."
+        ) from error
 
 
 def _clipped(profile: Draft, model: Draft, note: Callable[[str], None]) -> Draft:

@@ -25,6 +25,7 @@ from pydantic import Field, ValidationError
 
 from pipeline.checkpoint.disk import PARTIAL, link_or_copy, make_folder, whole_folder
 from pipeline.checkpoint.hashing import remembered_sha256
+from pipeline.config.loading import RESOLVED
 from pipeline.config.places import Places
 from pipeline.config.resolution import dump_resolved, load_resolved
 from pipeline.config.schema import Frozen, ResolvedConfig
@@ -33,7 +34,7 @@ from pipeline.engine.fingerprint import Fingerprint, commit
 from pipeline.errors import BuildError, ConfigError
 from pipeline.files import wait_for_lock, write_whole
 
-ENGINE, TOKENIZER, RESOLVED, MANIFEST = "engine", "tokenizer", "resolved.yaml", "manifest.json"
+ENGINE, TOKENIZER, MANIFEST = "engine", "tokenizer", "manifest.json"
 LOCKS = ".locks"
 # Folders beside the artifacts of a model: finished build stages, which later builds reuse; cost curves (see
 # `pipeline.engine.cost_curve`); first rows (see `pipeline.engine.first_rows`).

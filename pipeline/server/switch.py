@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
-
 from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
@@ -37,16 +35,11 @@ def running_served(places: Places, folder: Path) -> PreparedServer:
     return _at(PreparedServer(artifact.resolved, artifact, Path(state.repository)), state)
 
 
-def resolve_other(
-    before: PreparedServer, profile: str, overrides: Sequence[str], folder: Path, places: Places
-) -> ResolvedConfig:
+def resolve_other(before: PreparedServer, profile: str, overrides: Sequence[str], places: Places) -> ResolvedConfig:
     """Resolve another profile for the running server's model, backend and device. overrides take precedence."""
     resolved = before.resolved
-    # A file with the served model config, including overrides. The file name is the model's name.
-    path = folder / f"{resolved.model.name}.yaml"
-    path.write_text(yaml.safe_dump(resolved.model.model_dump(mode="json")), encoding="utf-8")
     kept = (f"backend={resolved.backend}", f"device={resolved.device}")
-    return resolve_config(str(path), profile, (*kept, *overrides), where=places)
+    return resolve_config(resolved.model, profile, (*kept, *overrides), where=places)
 
 
 def require_other(before: PreparedServer, after: ResolvedConfig) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.config.loading import RESOLVED
 from pipeline.config.resolution import load_resolved
 from pipeline.config.schema import ResolvedConfig, kinds_on
 from pipeline.decoding.create import create_drafter
@@ -24,7 +25,7 @@ from pipeline.decoding.sources.supplied import SuppliedSource
 from pipeline.decoding.sources.trie import TrieSource
 from pipeline.decoding.strategy import source_names
 from pipeline.decoding.warm_up import warm_up
-from pipeline.engine.artifact import ENGINE, MANIFEST, RESOLVED, TOKENIZER, Manifest
+from pipeline.engine.artifact import ENGINE, MANIFEST, TOKENIZER, Manifest
 from pipeline.engine.backend import backend_of
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import RepositoryError, RequestError

@@ -68,7 +68,7 @@ def test_a_switch_under_load_loses_no_request(tmp_path: Path) -> None:
     try:
         new_text = drafted(first.state)
         before = running_served(where, base)
-        after = prepare(resolve_other(before, "throughput", (*TORCH, "drafting.planner=fixed"), base, where), where)
+        after = prepare(resolve_other(before, "throughput", (*TORCH, "drafting.planner=fixed"), where), where)
         stop = threading.Event()
         with ThreadPoolExecutor() as pool:
             clients = [pool.submit(keep_asking, one, stop) for one in (chat, over_grpc)]

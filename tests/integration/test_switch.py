@@ -47,7 +47,7 @@ def running(folder: Path) -> ServerState:
 
 def other_profile(where: Places, folder: Path, profile: str) -> tuple[PreparedServer, PreparedServer]:
     before = running_served(where, folder)
-    resolved = resolve_other(before, profile, (FIXED,), folder, where)
+    resolved = resolve_other(before, profile, (FIXED,), where)
     require_other(before, resolved)
     return before, prepare(resolved, where)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 from gguf import GGUFWriter
 
 from pipeline.config.bare_checkpoint import transport_errors
-from pipeline.config.resolution import resolve_config
+from pipeline.config.loading import built_models
+from pipeline.config.resolution import dump_resolved, resolve_config
 from pipeline.errors import ConfigError
 from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
 
@@ -37,6 +39,30 @@ def folder_with(tmp_path: Path, architecture: str, **config: object) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": [architecture], **config}))
     return folder
+
+
+def test_an_engine_built_from_a_folder_is_named_by_its_model_afterwards(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, "LlamaForCausalLM", max_position_embeddings=512)
+    where = replace(SHIPPED, engines=tmp_path / "engines")
+    built = resolve_config(str(folder), "latency", ("model.dtype=bfloat16",), where=where, hardware=CPU)
+    assert built.model.name == "model"
+    settings = write(where.engines / "model" / "latency" / "resolved.yaml", dump_resolved(built))
+    assert resolve_config("model", "latency", where=where, hardware=CPU) == built
+    other = resolve_config("model", "throughput", ("model.dtype=float32",), where=where, hardware=CPU)
+    assert (other.model.checkpoint, other.dtype) == (built.model.checkpoint, "float32")
+    with pytest.raises(ConfigError, match="Did you mean 'model'"):
+        resolve_config("modle", "latency", where=where, hardware=CPU)
+    settings.write_text("model: {}\n")
+    with pytest.raises(ConfigError, match=r"resolved\.yaml was written by another version of this program\. Name"):
+        resolve_config("model", "latency", where=where, hardware=CPU)
+
+
+def test_of_the_engines_of_a_model_the_settings_of_the_latest_count(tmp_path: Path) -> None:
+    where = replace(SHIPPED, engines=tmp_path)
+    for age, name in enumerate(("throughput", "latency", ".partial-latency")):
+        path = write(tmp_path / "own" / name / "resolved.yaml", "")
+        os.utime(path, (age, age))
+    assert built_models(where) == {"own": tmp_path / "own" / "latency" / "resolved.yaml"}
 
 
 def test_a_fifo_as_weights_does_not_block(tmp_path: Path) -> None:

@@ -131,12 +131,12 @@ def test_a_server_that_ended_during_the_build_is_reported(running, tmp_path):
 
 def test_the_model_stays_as_it_is_served_overrides_included(tmp_path):
     before = serve_of(tmp_path, "latency", "good")
-    other = resolve_other(before, "throughput", ("engine.max_batch_size=3",), tmp_path, places())
+    other = resolve_other(before, "throughput", ("engine.max_batch_size=3",), places())
     assert other.model == before.resolved.model
     assert (other.backend, other.device) == ("torch", "cpu")
     assert other.profile.name == "throughput"
     assert other.profile.engine.max_batch_size == 3
     require_other(before, other)
-    same = resolve_other(before, "latency", (), tmp_path, places())
+    same = resolve_other(before, "latency", (), places())
     with pytest.raises(ServerError, match="The server already serves"):
         require_other(before, same)
