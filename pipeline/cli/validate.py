@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # Options that have an effect with --part engine.
-_OF_ENGINE = {"part", "model", "backend", "shapes", "num_prompts", "max_new_tokens", "out", "as_json"}
+_OF_ENGINE = {"part", "model", "backend", "shapes", "limit", "max_new_tokens", "out", "as_json"}
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +35,7 @@ def validate_gpu(
     backend: Annotated[
         str, typer.Option("--backend", help="Backend: tensorrt_llm, or torch, which also runs on a CPU.")
     ] = "tensorrt_llm",
-    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Prompts of verify and bench.")] = 6,
+    limit: Annotated[int, shared.limit_to("prompts of verify and bench")] = 6,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", min=1, help="Output tokens of verify and bench.")
     ] = 64,
@@ -74,7 +74,7 @@ def validate_gpu(
 
     if part == "engine":
         shared.refuse_given(context, shared.given(context).keys() - _OF_ENGINE, "with --part engine")
-        _check_engine(model, shapes, num_prompts, max_new_tokens, out, as_json)
+        _check_engine(model, shapes, limit, max_new_tokens, out, as_json)
         return
     shared.refuse_given(context, {"shapes"}, "without --part engine")
     if backend not in backend_names():
@@ -92,7 +92,7 @@ def validate_gpu(
         overrides=settings,
         first_only=first_only,
         strategies=_strategies(resolved),
-        num_prompts=num_prompts,
+        num_prompts=limit,
         max_new_tokens=max_new_tokens,
         load_seconds=load_seconds,
         data=DEFAULT_PROMPTS,
@@ -112,7 +112,7 @@ def validate_gpu(
 
 
 def _check_engine(
-    model: str, shapes: str | None, num_prompts: int, max_new_tokens: int, out: Path | None, as_json: bool
+    model: str, shapes: str | None, limit: int, max_new_tokens: int, out: Path | None, as_json: bool
 ) -> None:
     """Check the torch engine on this machine's GPU, else its CPU. The report is updated after each check."""
     from dataclasses import asdict
@@ -128,7 +128,7 @@ def _check_engine(
     names = default if shapes is None else tuple(name.strip() for name in shapes.split(","))
     if wrong := [name for name in names if name not in SHAPES]:
         raise UserError(f"There is no shape {wrong[0]!r}; --shapes takes {', '.join(SHAPES)}.")
-    options = CheckOptions(device, model, names, num_prompts, max_new_tokens)
+    options = CheckOptions(device, model, names, limit, max_new_tokens)
     shared.resolve(model, shared.DEFAULT_PROFILE, ("backend=torch", f"device={device}"))
     folder = _new_folder(out)
     folder.mkdir(parents=True, exist_ok=True)

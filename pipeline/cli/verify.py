@@ -34,7 +34,7 @@ def verify(
     overrides: shared.Set = None,
     strategies: shared.Strategies = None,
     data: shared.Data = None,
-    num_prompts: Annotated[int | None, typer.Option("--num-prompts", min=1, help="Only the first N prompts.")] = None,
+    limit: Annotated[int | None, shared.limit_to("prompts")] = None,
     max_new_tokens: shared.MaxNewTokens = 64,
     quick: Annotated[
         bool, typer.Option("--quick", help="Compare three prompts of 24 tokens; takes about a minute.")
@@ -91,12 +91,12 @@ def verify(
 
     shared.refuse_given(context, {"num_kills"}, "without --failover")
     if quick:
-        num_prompts, max_new_tokens = num_prompts or QUICK_PROMPTS, min(max_new_tokens, QUICK_TOKENS)
+        limit, max_new_tokens = limit or QUICK_PROMPTS, min(max_new_tokens, QUICK_TOKENS)
     if url is not None and not server:
         raise UserError("--url and --no-server contradict each other; leave one out.")
     if url is not None and grammar is not None:
         raise UserError("--grammar compares in process; leave out --url.")
-    rows = load_workload(data or DEFAULT_PROMPTS, num_prompts)
+    rows = load_workload(data or DEFAULT_PROMPTS, limit)
     shared.check_url(url, allow_remote, resolved)
     names = None if strategies is None else shared.words("--strategies", strategies)
     in_process = backend_of(resolved.backend).in_process

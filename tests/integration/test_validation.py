@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 def test_every_stage_passes_on_a_cpu_with_the_torch_backend(tmp_path: Path) -> None:
     out = tmp_path / "validation"
     command = [sys.executable, "-m", "pipeline", "validate-gpu", "--backend", "torch", "-m", "tiny-random-llama"]
-    command += ["--set", "device=cpu", "--num-prompts", "1", "--max-new-tokens", "8", "--load-seconds", "1"]
+    command += ["--set", "device=cpu", "--limit", "1", "--max-new-tokens", "8", "--load-seconds", "1"]
     command += ["--out", str(out), "--json"]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=places().home, env=os.environ, timeout=PATIENCE_S

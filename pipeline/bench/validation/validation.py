@@ -86,15 +86,13 @@ class ValidationPlan:
 def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[Stage, ...]:
     which = ("--model", plan.model, "--profile", plan.profile, *_set(plan.settings))
     strategies = ",".join(plan.strategies)
-    amount = ("--max-new-tokens", str(plan.max_new_tokens))
+    amount = ("--limit", str(plan.num_prompts), "--max-new-tokens", str(plan.max_new_tokens))
     bench_json = str(out_dir / "bench.json")
-    limited = ("--limit", str(plan.num_prompts), *amount)
-    prompts = ("--num-prompts", str(plan.num_prompts), *amount)
     one_prompt = ("generate", PROMPT, "--max-tokens", "32", "--json")
-    verify = ("verify", *which, "--url", SERVER, "--strategies", strategies, "--reference", *prompts)
+    verify = ("verify", *which, "--url", SERVER, "--strategies", strategies, "--reference", *amount)
     load = ("load", "--concurrency", "8", "--duration", f"{plan.load_seconds:g}", "--json")
     switch = ("switch", "--profile", plan.other_profile, *_set(plan.overrides))
-    bench = ("bench", *which, "--url", SERVER, "--data", str(plan.data), "--strategies", strategies, *limited)
+    bench = ("bench", *which, "--url", SERVER, "--data", str(plan.data), "--strategies", strategies, *amount)
     return (
         Stage("doctor", "findings about this machine", ("doctor", *which)),
         Stage("plan", "every call of the build, without running it", ("engine", *which, "--dry-run")),

@@ -71,7 +71,7 @@ def test_drafts_are_verified_also_where_they_do_not_pay(tmp_path: Path, monkeypa
         return measured
 
     monkeypatch.setattr(SchedulerContender, "generate", counting)
-    words = ["--set=backend=torch", "--set=device=cpu", "--model=tiny-random-llama", "--num-prompts=1"]
+    words = ["--set=backend=torch", "--set=device=cpu", "--model=tiny-random-llama", "--limit=1"]
     assert exit_code("verify", "--no-server", "--strategies=trie", "--max-new-tokens=16", *words) == 0
     assert num_drafts["trie"] > 0
     assert num_drafts["none"] == 0
@@ -84,7 +84,7 @@ def test_with_json_stdout_holds_nothing_else(
     monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path))
     (tmp_path / "digits.regex").write_text("[0-9]{1,3}")
     words = [f"--set={value}" for value in ("backend=torch", "device=cpu", "drafting.planner=fixed")]
-    words += ["--model=tiny-random-llama", "--num-prompts=1", "--max-new-tokens=4", "--strategies=trie", "--json"]
+    words += ["--model=tiny-random-llama", "--limit=1", "--max-new-tokens=4", "--strategies=trie", "--json"]
     assert exit_code("verify", "--grammar", str(tmp_path / "digits.regex"), *words) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["lossless"] is True
