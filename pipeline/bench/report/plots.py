@@ -17,6 +17,8 @@ from pipeline.errors import UserError
 
 # Longer steps are rare and counted in the last bar.
 LONGEST_SHOWN_STEP = 16
+# One for each length of the context, in a plot of pass times.
+LINE_STYLES = ("-", "--", "-.")
 # Colour of lines and text on a light and on a dark page.
 THEMES = {"light": "#1f2933", "dark": "#f5f7fa"}
 
@@ -136,6 +138,9 @@ def _throughput(results: BenchResults) -> str:
 def _cost_curve(results: BenchResults) -> str:
     figure, axes = _figure()
     points = results.cost_curve
+    batch_sizes = sorted({point.batch_size for point in points})
+    context_lens = sorted({point.context_len for point in points})
+    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(batch_sizes)))
     for batch_size, context_len in sorted({(point.batch_size, point.context_len) for point in points}):
         own = sorted(
             (point.num_tokens, 1000 * point.seconds)
@@ -143,7 +148,9 @@ def _cost_curve(results: BenchResults) -> str:
             if (point.batch_size, point.context_len) == (batch_size, context_len)
         )
         label = f"{batch_size} seq., context {context_len}"
-        axes.plot([num for num, _ in own], [ms for _, ms in own], marker=".", label=label)
+        style = LINE_STYLES[context_lens.index(context_len) % len(LINE_STYLES)]
+        shade = shades[batch_sizes.index(batch_size)]
+        axes.plot([num for num, _ in own], [ms for _, ms in own], style, color=shade, marker=".", label=label)
     colours = _colours(results)
     for row in results.summary:
         if row.task == OVERALL and row.draft_tokens_per_step and row.strategy in STRATEGIES:
