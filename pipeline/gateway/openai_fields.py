@@ -230,7 +230,7 @@ def _tools(sent: Mapping[str, Any], parser: str | None, has_guide: bool) -> dict
     if not known or not _are_tools(tools):
         return {}
     if has_guide and choice != "auto":
-        raise RequestError("response_format and guided_* exclude a tool_choice that asks for a call; send one of them")
+        raise RequestError("response_format and guided_* cannot be combined with a tool_choice that requires a call")
     functions = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
     guide = tool_guide(functions, choice, sent.get("parallel_tool_calls") is not False, parser)
     return {TOOLS: "true"} | ({GUIDE_TYPE: guide[0], GUIDE: guide[1]} if guide and not has_guide else {})

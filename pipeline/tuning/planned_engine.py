@@ -108,7 +108,7 @@ def plans_by_cost(resolved: ResolvedConfig) -> bool:
 
 
 def stored_cost_curve(artifact: Artifact) -> CostCurveFile | None:
-    """The stored curve of an engine whose drafts are planned by one, else None."""
+    """The stored cost curve, if drafts are planned by one, else None."""
     return load_cost_curve(artifact) if plans_by_cost(artifact.resolved) else None
 
 

@@ -127,7 +127,7 @@ def check_address(url: str, allow_remote: bool = False) -> None:
     except OSError as error:
         raise ServerError(f"No server listens on {url} ({error.strerror}). See `lookahead status`.") from error
     if is_http:
-        raise ServerError(f"{url} speaks HTTP, and this needs the address of gRPC. See `lookahead status`.")
+        raise ServerError(f"{url} is an HTTP address; use the gRPC address that `lookahead status` shows.")
 
 
 def _answers_http(connection: socket.socket) -> bool:

@@ -227,7 +227,7 @@ def require_cache_memory(num_bytes: int, available: int, num_slots: int, max_seq
         raise BuildError(
             f"A KV cache of {num_slots} sequences (twice engine.max_batch_size, half of them for reuse) of "
             f"engine.max_seq_len = {max_seq_len} tokens takes {gigabytes(num_bytes)}; {gigabytes(available)} "
-            f"are available on {place}. Lower one of the two."
+            f"are available on {place}. Lower one of the two settings."
         )
 
 

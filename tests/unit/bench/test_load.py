@@ -158,7 +158,7 @@ def test_a_server_of_another_model_is_refused() -> None:
 
 
 def test_the_http_port_is_refused() -> None:
-    with serving(Handler) as port, pytest.raises(ServerError, match=f"127.0.0.1:{port} speaks HTTP, and this needs"):
+    with serving(Handler) as port, pytest.raises(ServerError, match=f"127.0.0.1:{port} is an HTTP address"):
         check_address(f"127.0.0.1:{port}")
 
 

@@ -186,7 +186,7 @@ def test_a_call_that_is_asked_for_and_a_response_format_exclude_each_other():
     asked = {"tools": tools, "response_format": {"type": "json_object"}}
 
     assert options(**asked)["guide_type"] == "json"
-    with pytest.raises(RequestError, match="exclude a tool_choice that asks for a call"):
+    with pytest.raises(RequestError, match="cannot be combined with a tool_choice"):
         options(tool_choice="required", **asked)
 
 

@@ -15,8 +15,8 @@ from pipeline.engine.torch.lean.tables import aligned
 from pipeline.engine.torch.lean.vectors import LANES
 from pipeline.engine.torch.slots import require_cache_memory
 
-# Places after the last one of a block of values. Without them blocks begin at multiples of a power of two, and the same
-# place of all blocks competes for the same few entries of a CPU cache. All but the first of them is never written.
+# Padding after each block of values, in places. Without it blocks begin at multiples of a power of two, and the same
+# place of all blocks competes for the same few entries of a CPU cache. Only the first place of the padding is written.
 _UNUSED_PLACES = 17 * LANES
 
 
