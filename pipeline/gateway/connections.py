@@ -27,16 +27,20 @@ _FOREIGN = (
 GRACE_S = 60
 # After waiting this long for the headers of a request, a connection may be closed to make room for another one.
 IDLE_S = 1.0
+# A client that has read nothing of a waiting response for so long is disconnected. Its request would never end.
+STALL_S = 60.0
 
 
 def bounded_protocol(header_timeout_s: float, max_connections: int) -> type[asyncio.Protocol]:
     """uvicorn's protocol, which closes a connection if the headers of a request do not arrive in time. The time runs
-    from the start of the connection, or from the first byte of a later request. At max_connections, where uvicorn
-    refuses requests, a new connection replaces those that have waited longest for a request."""
+    from the start of the connection, or from the first byte of a later request. A connection whose client stops reading
+    is closed too. At max_connections, where uvicorn refuses requests, a new connection replaces those that have waited
+    longest for a request."""
     waiting: dict[H11Protocol, float] = {}  # the longest first, and since when
 
     class BoundedProtocol(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
+        _stall: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -50,6 +54,7 @@ def bounded_protocol(header_timeout_s: float, max_connections: int) -> type[asyn
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
+            self._stop_stall()
             waiting.pop(self, None)
             super().connection_lost(exc)
 
@@ -61,6 +66,30 @@ def bounded_protocol(header_timeout_s: float, max_connections: int) -> type[asyn
             self._stop_timer()
             super().on_response_complete()
             self._note_waiting()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._watch_reader()
+
+        def resume_writing(self) -> None:
+            self._stop_stall()
+            super().resume_writing()
+
+        def _watch_reader(self) -> None:
+            num_bytes = self.transport.get_write_buffer_size()
+            self._stall = self.loop.call_later(STALL_S, self._check_reader, num_bytes)
+
+        def _check_reader(self, num_bytes: int) -> None:
+            """num_bytes: those that the client had to read when the time began."""
+            if self.transport.get_write_buffer_size() < num_bytes:
+                self._watch_reader()
+            else:
+                self.transport.abort()
+
+        def _stop_stall(self) -> None:
+            if self._stall is not None:
+                self._stall.cancel()
+                self._stall = None
 
         def _note_waiting(self) -> None:
             if self.conn.their_state is h11.IDLE and not self.transport.is_closing():

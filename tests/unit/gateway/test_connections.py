@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 import uvicorn
@@ -115,6 +116,45 @@ def test_too_many_running_requests_are_refused():
             assert (await ask(address, REQUEST)).endswith(b"ok")
 
     asyncio.run(work())
+
+
+def test_a_client_that_does_not_read_its_response_is_disconnected_and_a_slow_one_is_not(monkeypatch):
+    """Otherwise its request would hold its place for ever."""
+    monkeypatch.setattr(connections, "STALL_S", 1.0)
+    num_bytes = 1 << 24  # more than the buffers of both sockets hold
+    ended: list[str] = []
+
+    async def long(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a" * num_bytes, "more_body": True})
+        await send({"type": "http.response.body", "body": b"ok"})
+        ended.append(scope["path"])
+
+    async def connected(address: tuple[str, int], path: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client.connect(address)
+        reader, writer = await asyncio.open_connection(sock=client, limit=1 << 16)
+        writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        return reader, writer
+
+    async def work() -> None:
+        async with serving(long) as address:
+            _, silent = await connected(address, b"/silent")
+            slow, writer = await connected(address, b"/slow")
+            found = b""
+            while data := await asyncio.wait_for(slow.read(1 << 17), PATIENCE_S):
+                found = data
+                await asyncio.sleep(0.02)
+            assert found.endswith(b"ok\r\n0\r\n\r\n")
+            with anyio.fail_after(PATIENCE_S):
+                while len(ended) < 2:
+                    await asyncio.sleep(0.02)
+            for each in (silent, writer):
+                each.close()
+
+    asyncio.run(work())
+    assert sorted(ended) == ["/silent", "/slow"]
 
 
 def test_headers_without_an_end_are_refused():
