@@ -33,6 +33,7 @@ from pipeline.gateway.annotations import (
     logit_bias_option,
     read_annotations,
     regex_of_choices,
+    stop_words_option,
 )
 from pipeline.triton_models.guide_tensors import guide_tensors, wanted_tensors
 from pipeline.triton_models.tensors import TRUE, Array, float_tensor, int_tensor, text_tensor
@@ -66,6 +67,8 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
     stop, sampling = request.get("stop_conditions") or {}, request.get("sampling_options") or {}
     if sampling.get("n") not in (None, 1):
         raise RequestError(_ONE_CHOICE)
+    if not ids:
+        raise RequestError("the prompt has no tokens; the OpenAI front end drops the character U+0000")
     options = read_annotations(request.get("annotations") or [])
     remaining, resumed = _counts(len(ids), stop.get("max_tokens"), integer_option(options, MAX_TOKENS), spec)
     tensors: dict[str, Array] = {
@@ -80,9 +83,9 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         tensors["num_resumed_tokens"] = int_tensor(resumed)
     if stop.get("min_tokens"):
         tensors["min_tokens"] = int_tensor(stop["min_tokens"])
-    if stop.get("stop"):
-        # Dynamo stops at these words too, but would show the beginning of a word that spans several tokens.
-        tensors["stop_words"] = np.asarray([[word.encode() for word in stop["stop"]]], np.object_)
+    # Dynamo stops at those of its own field too, but would show the beginning of a word that spans several tokens.
+    if words := stop_words_option(options) or stop.get("stop"):
+        tensors["stop_words"] = np.asarray([[word.encode(errors="surrogatepass") for word in words]], np.object_)
     if stop.get("ignore_eos"):
         tensors["end_id"] = int_tensor(-1)
     tensors |= _sampling(sampling, len(ids) - resumed, spec)

@@ -20,6 +20,8 @@ NAMESPACE = "namespace"
 # The request's original max_tokens. If a request migrates, the front end subtracts the tokens generated so far from its
 # own max_tokens, so the difference is their number.
 MAX_TOKENS = "max_tokens"
+# JSON list of stop words.
+STOP_WORDS = "stop_words"
 # JSON object from token id to bias.
 LOGIT_BIAS = "logit_bias"
 # Response format. Dynamo does not migrate a request with a response format in Dynamo's own field.
@@ -77,6 +79,18 @@ def logit_bias_option(options: Mapping[str, str]) -> dict[int, float]:
         return {_of_32_bits(token): float(bias) for token, bias in values.items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RequestError(f"logit_bias must be an object from token ids to numbers, not {text[:80]!r}") from error
+
+
+def stop_words_option(options: Mapping[str, str]) -> list[str]:
+    """Stop words. Raises RequestError if they are not a JSON list of texts."""
+    text = options.get(STOP_WORDS, "[]")
+    try:
+        words = json.loads(text)
+    except (ValueError, RecursionError):
+        words = None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise RequestError(f"the annotation {STOP_WORDS} must be a JSON list of texts, not {text[:80]!r}")
+    return words
 
 
 def _of_32_bits(text: str) -> int:

@@ -2,6 +2,8 @@
 
 field of the request                       treatment and reason
 prediction, logit_bias                     converted: the front end drops them
+stop                                       converted: the front end drops it with ignore_eos, and fails with status 500
+                                           for more than four words
 strategy, num_draft_tokens                 converted: the front end refuses unknown fields
 draft_statistics                           converted: requests draft statistics in `nvext.engine_data`
 response_format, guided_*                  converted: the front end accepts them, but does not migrate such a request
@@ -12,14 +14,14 @@ echo, best_of, suffix, include_stop_str_in_output, prompt_logprobs, prompt_embed
 allowed_token_ids, guided_whitespace_pattern, modalities and message parts other than text,
 top_logprobs without logprobs
                                            refused: front end or worker ignore them
-more than four stop words, a message without parts    refused: the front end fails with status 500
+a message without parts                    refused: the front end fails with status 500
 stream_options without include_usage       completed: the front end requires it
 top_logprobs of 0                          removed: the front end would return no log probabilities at all
 nvext.greed_sampling                       becomes a temperature of 0: the front end drops the temperature, and the
                                            default would be 1
 nvext.use_raw_prompt, nvext.max_thinking_tokens, nvext.metadata_upload
                                            refused: front end or worker ignore them
-a field of null, an empty stop list, safety_identifier, prompt_cache_key, prompt_cache_retention
+a field of null, safety_identifier, prompt_cache_key, prompt_cache_retention
                                            removed: without effect on the output, and the front end refuses them
 """
 
@@ -39,6 +41,7 @@ from pipeline.gateway.annotations import (
     NUM_DRAFT_TOKENS,
     PREDICTION,
     STATISTICS,
+    STOP_WORDS,
     STRATEGY,
     TOOLS,
     annotation,
@@ -52,8 +55,6 @@ Endpoint = Literal["chat", "completions"]
 _MAX_TOKENS: Mapping[Endpoint, int] = {"chat": 1 << 20, "completions": 16}
 # Annotations removed from a client's request: wrong ones would corrupt the worker's token counts or grammar.
 _RESERVED = (f"{MAX_TOKENS}:", f"{GUIDE_TYPE}:", f"{GUIDE}:", f"{TOOLS}:")
-# Limit in OpenAI's API.
-_MOST_STOP_WORDS = 4
 # Fields of OpenAI's API without effect on the output.
 _WITHOUT_EFFECT = ("safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 _GUIDES = {"guided_regex": "regex", "guided_grammar": "ebnf_grammar"}
@@ -72,14 +73,13 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
     sent = {name: value for name, value in body.items() if value is not None and name not in _WITHOUT_EFFECT}
     check_types(sent, endpoint)
     _refuse_unsupported(sent)
-    if sent.get("stop") == []:
-        del sent["stop"]
     if isinstance(sent.get("stream_options"), Mapping):
         sent["stream_options"] = {"include_usage": False} | sent["stream_options"]
     _limit_tools(sent)
     options: dict[str, str] = {}
     options |= _text_option(sent, STRATEGY)
     options |= _prediction(sent)
+    options |= _stop_words(sent)
     options |= _logit_bias(sent)
     options |= _guide(sent)
     options |= _tools(sent, tool_call_parser, GUIDE_TYPE in options)
@@ -129,9 +129,6 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
         raise RequestError('modalities must be ["text"]; this model writes text')
     if body.get("top_logprobs") and body.get("logprobs", False) is False:
         raise RequestError("top_logprobs needs logprobs; send logprobs: true, too")
-    stop = body.get("stop")
-    if isinstance(stop, list) and len(stop) > _MOST_STOP_WORDS:
-        raise RequestError(f"stop holds {len(stop)} texts; at most {_MOST_STOP_WORDS} can be sent")
     if body.get("echo"):
         raise RequestError("echo is not supported: a response has no tokens of the prompt; leave echo out")
     if body.get("best_of") not in (None, 1):
@@ -195,6 +192,12 @@ def _prediction(sent: dict[str, Any]) -> dict[str, str]:
     if not isinstance(content, str):
         raise RequestError('prediction must be {"type": "content", "content": "..."}')
     return {PREDICTION: content} if content else {}
+
+
+def _stop_words(sent: dict[str, Any]) -> dict[str, str]:
+    value = sent.pop("stop", [])
+    words = [value] if isinstance(value, str) else value
+    return {STOP_WORDS: json.dumps(words)} if words else {}
 
 
 def _logit_bias(sent: dict[str, Any]) -> dict[str, str]:

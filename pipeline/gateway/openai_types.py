@@ -22,9 +22,9 @@ def check_types(body: Mapping[str, Any], endpoint: Literal["chat", "completions"
             raise RequestError(f"{name} must be a whole number")
         if (name in _SWITCHES or (name == "logprobs" and endpoint == "chat")) and type(value) is not bool:
             raise RequestError(f"{name} must be true or false")
-    stop = body.get("stop", "")
-    if not isinstance(stop, str) and not _are_texts(stop):
-        raise RequestError("stop must be a text or a list of texts")
+    stop = body.get("stop", [])
+    if not _are_words([stop] if isinstance(stop, str) else stop):
+        raise RequestError("stop must be a text or a list of texts, none of them empty")
     if endpoint == "chat":
         _check_messages(body.get("messages", []))
     elif not isinstance(body.get("prompt", ""), str | list):
@@ -44,5 +44,5 @@ def _check_messages(messages: object) -> None:
             raise RequestError(f"messages[{number}].content must be a text or a list of parts")
 
 
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+def _are_words(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) and item for item in value)

@@ -85,6 +85,17 @@ def test_a_stop_word_ends_the_text(client):
     assert answer.choices[0].finish_reason == "stop"
 
 
+def test_each_of_many_stop_words_ends_the_text_also_where_the_end_token_is_ignored(client):
+    ignoring = {"extra_body": {"ignore_eos": True}}
+    whole = text(client, **ignoring)
+
+    for stop in (whole[6:9], [*(f"none {number}" for number in range(15)), whole[6:9]]):
+        answer = chat(client, stop=stop, **ignoring)
+
+        assert answer.choices[0].message.content == whole[: whole.index(whole[6:9])]
+        assert answer.choices[0].finish_reason == "stop"
+
+
 def test_choice_i_is_a_single_request_with_seed_plus_i(client):
     sampled = {"temperature": 1.0, "logprobs": True}
     single = [chat(client, seed=11 + number, **sampled) for number in range(3)]

@@ -25,7 +25,7 @@ def request(
     **more: Any,
 ) -> dict[str, Any]:
     return {
-        "token_ids": ids or [5, 6, 7],
+        "token_ids": [5, 6, 7] if ids is None else ids,
         "stop_conditions": {"max_tokens": 10, **(stop or {})},
         "sampling_options": sampling or {},
         "annotations": list(annotations),

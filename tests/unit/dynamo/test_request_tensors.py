@@ -136,6 +136,23 @@ def test_a_logit_bias_that_is_none_is_refused(text):
         read(request(None, None, None, f"logit_bias:{text}"))
 
 
+def test_stop_words_of_the_annotation_win_over_those_of_dynamos_field():
+    assert values(read(request(None, {"stop": ["a"]})))["stop_words"] == [b"a"]
+    asked = request(None, {"stop": ["a"]}, None, 'stop_words:["b: c", "\\u0e01"]')
+    assert values(read(asked))["stop_words"] == [b"b: c", "\u0e01".encode()]
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"a": 1}', '"b"', "7"])
+def test_stop_words_that_are_no_list_of_texts_are_refused(text):
+    with pytest.raises(RequestError, match="stop_words must be a JSON list of texts"):
+        read(request(None, None, None, f"stop_words:{text}"))
+
+
+def test_a_prompt_without_tokens_is_refused():
+    with pytest.raises(RequestError, match="the prompt has no tokens"):
+        read(request([]))
+
+
 @pytest.mark.parametrize("number", [1 << 31, (1 << 32) + 2, 1 << 70, -(1 << 32)])
 def test_a_number_that_its_tensor_would_wrap_is_refused(number):
     with pytest.raises(RequestError, match=f"num_draft_tokens is '{number}'; it must be a whole number of 32 bits"):
