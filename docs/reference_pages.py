@@ -3,6 +3,7 @@ notebook."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -176,8 +177,9 @@ def tensors_page() -> str:
         "tensorrt_llm": (extensions.TENSORRT_LLM_INPUTS, extensions.TENSORRT_LLM_OUTPUTS),
     }
     for model, (inputs, outputs) in ours.items():
+        known = meanings(model)
         lines += [f"## Additional: `{model}`", "", "Optional tensors beyond TensorRT-LLM's.", ""]
-        lines += [*tensor_table("input", inputs), "", *tensor_table("output", outputs), ""]
+        lines += [*tensor_table("input", inputs, known), "", *tensor_table("output", outputs, known), ""]
     for model in ("tensorrt_llm_bls", "ensemble", "preprocessing", "tensorrt_llm", "postprocessing"):
         contract = model_contract(model)
         lines += [f"## TensorRT-LLM's: `{model}`", ""]
@@ -185,11 +187,20 @@ def tensors_page() -> str:
     return "\n".join(lines)
 
 
-def tensor_table(kind: str, tensors: tuple[Tensor, ...]) -> Iterator[str]:
-    yield from (f"| {kind} | type | shape | optional |", "| --- | --- | --- | --- |")
+def meanings(model: str) -> dict[str, str]:
+    """The comments above our tensors of a model in the source of `extensions`, by the name of the tensor."""
+    text = inspect.getsource(extensions)
+    found = re.findall(rf"^(?:_LOG_PROB|{model.upper()})_\w+ = \(\n(.*?)^\)", text, re.MULTILINE | re.DOTALL)
+    pairs = re.findall(r'((?: {4}#.*\n)+) {4}(?:_input|Tensor)\("(\w+)"', "".join(found))
+    return {name: re.sub(r"\s*# ", " ", comment).strip() for comment, name in pairs}
+
+
+def tensor_table(kind: str, tensors: tuple[Tensor, ...], known: dict[str, str] | None = None) -> Iterator[str]:
+    """Table of inputs or outputs. known: meanings by name; without them the table shows which are optional."""
+    yield from (f"| {kind} | type | shape | {'meaning' if known else 'optional'} |", "| --- | --- | --- | --- |")
     for tensor in tensors:
-        dtype = tensor.dtype.removeprefix("TYPE_")
-        yield f"| `{tensor.name}` | {dtype} | {list(tensor.dims)} | {'yes' if tensor.optional else ''} |"
+        last = cell(known[tensor.name]) if known else "yes" if tensor.optional else ""
+        yield f"| `{tensor.name}` | {tensor.dtype.removeprefix('TYPE_')} | {list(tensor.dims)} | {last} |"
 
 
 def cell(text: str) -> str:

@@ -47,7 +47,7 @@ GROUPS = (
 # Panels of `lookahead --help`, by the user's task.
 PANELS = {
     "Serve": ("demo", "models", "profiles", "doctor", "engine", "repo", "serve", "status", "switch", "stop", "key"),
-    "Talk": ("chat", "generate", "batch"),
+    "Query": ("chat", "generate", "batch"),
     "Measure": ("verify", "bench", "load", "front-door", "report", "tune", "validate-gpu"),
     "Maintain": ("trie", "clean", "dev"),
     "Research": ("research",),

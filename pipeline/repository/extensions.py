@@ -1,6 +1,7 @@
 """Tensors of the served models beyond TensorRT-LLM's. All are optional, so every client of TensorRT-LLM works.
 
-`tensorrt_llm` has them with the torch engine only, `lookahead_bls` with every engine.
+`tensorrt_llm` has them with the torch engine only, `lookahead_bls` with every engine. The documentation shows the
+comment above each tensor as its meaning.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ def _input(name: str, dtype: str, dims: tuple[int, ...] = (1,), scalar: bool = F
 _LOG_PROB_INPUTS = (
     # With return_log_probs: number of alternatives at each position, at most 64.
     _input("num_top_logprobs", "INT32", scalar=True),
-    # With return_log_probs: number of alternatives at each position of the prompt.
+    # With return_log_probs: return prompt_log_probs, and the alternatives at each position of the prompt.
     _input("return_prompt_log_probs", "BOOL", scalar=True),
 )
 _LOG_PROB_OUTPUTS = (
-    # [tokens of this response, num_top_logprobs] the most probable tokens and their log probabilities, best first.
+    # [tokens of this response, num_top_logprobs] the most probable tokens, best first.
     Tensor("top_logprob_ids", "TYPE_INT32", (-1, -1)),
+    # Their log probabilities.
     Tensor("top_logprobs", "TYPE_FP32", (-1, -1)),
-    # Sent with the first tokens: log probability of each prompt token except the first, and its alternatives.
+    # Sent with the first tokens: log probability of each prompt token except the first.
     Tensor("prompt_log_probs", "TYPE_FP32", (-1,)),
+    # The most probable tokens at each position of the prompt, best first.
     Tensor("prompt_top_logprob_ids", "TYPE_INT32", (-1, -1)),
+    # Their log probabilities.
     Tensor("prompt_top_logprobs", "TYPE_FP32", (-1, -1)),
 )
 
@@ -35,12 +39,13 @@ TENSORRT_LLM_INPUTS = (
     _input("draft_parents", "INT32", (-1,)),
     # Estimated probability that the path down to each draft token is accepted.
     _input("draft_probabilities", "FP32", (-1,)),
-    # The engine's own draft sources to use; see `pipeline.decoding.strategy`.
+    # Strategy that selects the engine's own draft sources, such as hybrid.
     _input("draft_strategy", "STRING", scalar=True),
     # The request ends after this number of engine passes that emit tokens. Default: 1 with draft tokens, else no limit.
     _input("max_steps", "INT32", scalar=True),
     # Limit of draft tokens per step of this request, including the engine's own.
     _input("max_draft_tokens", "INT32", scalar=True),
+    # As min_p of `lookahead_bls`.
     _input("runtime_min_p", "FP32", scalar=True),
     # Tokens that are banned among the first min_tokens, as end_id is. For models with several end tokens.
     _input("late_ids", "INT32", (-1,)),
@@ -75,6 +80,7 @@ LOOKAHEAD_BLS_INPUTS = (
     _input("namespace", "STRING"),
     # Wrap text_input as a user's message in the model's chat template.
     _input("use_chat_template", "BOOL"),
+    # System prompt for the chat template.
     _input("system_prompt", "STRING"),
     # A conversation as JSON, [{"role": ..., "content": ...}]; replaces text_input.
     _input("messages", "STRING"),
@@ -83,16 +89,21 @@ LOOKAHEAD_BLS_INPUTS = (
     # Number of tokens at the end of input_ids that are output of an interrupted run of the request. min_tokens,
     # max_tokens and stop words include them; output_ids does not.
     _input("num_resumed_tokens", "INT32"),
-    # Logit bias: token ids, and for each the value to add to its logit.
+    # Tokens whose logits are changed.
     _input("logit_bias_ids", "INT32", (-1,)),
+    # The value to add to the logit of each of them.
     _input("logit_bias_values", "FP32", (-1,)),
     # As in `tensorrt_llm`. With the torch engine only.
     _input("prompt_ignore_length", "INT32"),
     # Predicted output, as in editing tasks. Correct parts are verified several tokens at a time.
     _input("prediction", "STRING"),
+    # Do not sample tokens whose probability is below this share of the highest one.
     _input("min_p", "FP32"),
+    # W of this request, at most that of the engine.
     _input("lookahead_window_size", "INT32"),
+    # N of this request, at most that of the engine.
     _input("lookahead_ngram_size", "INT32"),
+    # G of this request, at most that of the engine.
     _input("lookahead_verification_set_size", "INT32"),
     *_LOG_PROB_INPUTS,
     # Whether to return `statistics`.

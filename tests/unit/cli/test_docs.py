@@ -162,6 +162,13 @@ def test_the_pages_have_commands() -> None:
     assert blocks("yaml")
 
 
+def test_each_tensor_beyond_tensorrt_llms_has_a_comment_that_the_documentation_shows() -> None:
+    lines = (HOME / "pipeline/repository/extensions.py").read_text(encoding="utf-8").splitlines()
+    tensors = [(above, line) for above, line in pairwise(lines) if line.startswith(('    _input("', '    Tensor("'))]
+    assert len(tensors) > 30
+    assert [line for above, line in tensors if not above.startswith("    # ")] == []
+
+
 def test_definition_lists_of_the_pages_are_rendered() -> None:
     assert any("\n:   " in page.read_text(encoding="utf-8") for page in PAGES)
     site = yaml.safe_load((HOME / "mkdocs.yml").read_text(encoding="utf-8"))
