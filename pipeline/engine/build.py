@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Literal
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.fetch import describe_source, fetch, known_content_hash
-from pipeline.config.places import Places
-from pipeline.config.schema import ResolvedConfig
+from pipeline.config.places import Places, expanded
+from pipeline.config.schema import CheckpointSource, GgufCheckpoint, LocalCheckpoint, ResolvedConfig
 from pipeline.engine.artifact import (
     MANIFEST,
     STAGES,
@@ -65,7 +66,7 @@ def build_engine(
             shutil.rmtree(folder.parent / STAGES, ignore_errors=True)  # finished stages of an earlier build
             return _build(resolved, backend, folder, fetched, places, note)
         present = _usable(folder, places, note)
-        content_hash, checkpoint = _identify(resolved, backend, present, places, note)
+        content_hash, checkpoint = _identify(resolved, backend, folder, places, note)
         fingerprint = backend.fingerprint(resolved, content_hash)
         if present is not None and present.manifest.fingerprint == fingerprint:
             if present.resolved == resolved:
@@ -80,7 +81,7 @@ def build_engine(
 
 
 def _identify(
-    resolved: ResolvedConfig, backend: Backend, present: Artifact | None, places: Places, note: Note
+    resolved: ResolvedConfig, backend: Backend, folder: Path, places: Places, note: Note
 ) -> tuple[str, Checkpoint | None]:
     """Content hash of the checkpoint, and the checkpoint itself if only a download gives the hash."""
     content_hash = known_content_hash(resolved.model)
@@ -90,12 +91,20 @@ def _identify(
         checkpoint = _fetch(resolved, backend, places, note)
     except CheckpointError as error:
         source = resolved.model.checkpoint
-        if source.source != "hub" or present is None or present.resolved.model.checkpoint != source:
+        others = (other for other in _loadable(folder, places) if other.resolved.model.checkpoint == source)
+        if not _may_be_away(source) or (built := next(others, None)) is None:
             raise
-        # A built engine must be usable without network and without the hub's cache.
+        # A built engine must be usable without network, without the hub's cache and without the checkpoint's files.
         note(f"the engine is not compared with its checkpoint: {error}")
-        return present.manifest.fingerprint.checkpoint, None
+        return built.manifest.fingerprint.checkpoint, None
     return checkpoint.content_hash, checkpoint
+
+
+def _may_be_away(source: CheckpointSource) -> bool:
+    """Whether a checkpoint that cannot be read may be intact elsewhere: on the hub, or no longer at its path."""
+    if isinstance(source, LocalCheckpoint | GgufCheckpoint):
+        return not expanded(source.path).exists()
+    return source.source == "hub"
 
 
 def _fetch(resolved: ResolvedConfig, backend: Backend, places: Places, note: Note) -> Checkpoint:
@@ -126,16 +135,22 @@ def _usable(folder: Path, places: Places, note: Note) -> Artifact | None:
 
 def _sibling_with_weights(folder: Path, fingerprint: Fingerprint, backend: Backend, places: Places) -> Artifact | None:
     """An artifact of the same model, possibly of this profile, whose engine files equal those of the fingerprint."""
-    for other in _artifacts(folder):
-        try:
-            artifact = load_artifact(other, places.cache)
-        except BuildError:
-            continue  # damaged or foreign
+    for artifact in _loadable(folder, places):
         if artifact.manifest.fingerprint.backend == backend.name and backend.files_digest(
             artifact.manifest.fingerprint
         ) == backend.files_digest(fingerprint):
             return artifact
     return None
+
+
+def _loadable(folder: Path, places: Places) -> Iterator[Artifact]:
+    """All artifacts of the same model that are neither damaged nor for another environment."""
+    for other in _artifacts(folder):
+        try:
+            artifact = load_artifact(other, places.cache)
+        except BuildError:
+            continue
+        yield artifact
 
 
 def _artifacts(folder: Path) -> list[Path]:

@@ -183,6 +183,27 @@ def test_a_built_engine_from_the_hub_is_used_without_the_hub(
             build_engine(wanted, where, force=force)
 
 
+def test_a_built_engine_outlives_the_folder_of_its_checkpoint(where: Places, tmp_path: Path) -> None:
+    folder, settings = tmp_path / "own-model", ("backend=torch", "drafting.planner=fixed")
+    shutil.copytree(fetch(tiny().model, where.cache).folder, folder)
+    resolved = resolve_config(str(folder), "latency", settings, where=where, hardware=CPU)
+    build_engine(resolved, where)
+    (folder / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    with pytest.raises(CheckpointError, match="has no tokenizer"):
+        build_engine(resolved, where)
+
+    shutil.rmtree(folder)
+
+    notes: list[str] = []
+    assert build_engine(resolved, where, note=notes.append).outcome == "reused"
+    assert "not compared with its checkpoint: There is no checkpoint folder" in notes[-1]
+    other = resolve_config("own-model", "throughput", settings, where=where, hardware=CPU)
+    assert build_engine(other, where).outcome == "shared"
+    halved = resolve_config("own-model", "latency", (*settings, "model.dtype=bfloat16"), where=where, hardware=CPU)
+    with pytest.raises(CheckpointError, match="There is no checkpoint folder"):
+        build_engine(halved, where)
+
+
 def test_a_checkpoint_with_missing_tensors_is_refused(where: Places, built: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
