@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
@@ -128,7 +127,7 @@ def for_this_machine(app: ASGIApp) -> ASGIApp:
             await app(scope, receive, send)
         else:
             style: Style = "openai" if scope["path"].startswith("/v1/") else "triton"
-            await ResponseWriter(send, style, secrets.token_hex(16)).refuse(Refusal(403, _FOREIGN), closes=True)
+            await ResponseWriter(send, style).refuse(Refusal(403, _FOREIGN), closes=True)
 
     return checked
 

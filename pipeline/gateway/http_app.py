@@ -41,7 +41,7 @@ _HEALTH = "/health"
 # Time limit of requests that run no model.
 _SHORT_S = 5.0
 _NAME = re.compile(r"\w[\w.:-]{0,127}", re.ASCII)
-Act = Callable[[Request, ResponseWriter, str], Awaitable[None]]
+Act = Callable[[Request, ResponseWriter], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,7 @@ class Handler:
     methods: tuple[str, ...] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = secrets.token_hex(16)
-        answer = ResponseWriter(send, self.style, request_id)
+        answer = ResponseWriter(send, self.style)
         has_body = scope["method"] == "POST"
 
         async def watched_receive() -> Message:
@@ -67,15 +66,16 @@ class Handler:
         try:
             if self.methods and scope["method"] not in self.methods:
                 raise not_allowed(scope["method"], self.methods)
-            await self.act(Request(scope, watched_receive), answer, request_id)
+            await self.act(Request(scope, watched_receive), answer)
         except Refusal as refusal:
             # An open connection would read the rest of the body, which may be long.
             await answer.refuse(refusal, closes=has_body)
         except Disconnected:
             pass
         except Exception:  # a bug of the gateway
-            logger.exception("request %s", request_id)
-            await answer.refuse(Refusal(500, f"the gateway failed; its log says why under {request_id}"), closes=True)
+            logger.exception("request %s", answer.request_id)
+            sentence = f"the gateway failed; its log says why under {answer.request_id}"
+            await answer.refuse(Refusal(500, sentence), closes=True)
 
 
 class HttpGateway:
@@ -116,49 +116,49 @@ class HttpGateway:
     def _get(self, path: str, act: Act) -> Route:
         return Route(path, Handler("triton", act, _GET))
 
-    async def _health(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
+    async def _health(self, request: Request, answer: ResponseWriter) -> None:
         deployment = self._deployments.current
-        status = await self._status(deployment.http, _path(request, deployment), request_id)
+        status = await self._status(deployment.http, _path(request, deployment))
         await answer.start(status, {"content-length": "0"})
         await answer.end()
 
-    async def _openai_health(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
+    async def _openai_health(self, request: Request, answer: ResponseWriter) -> None:
         """Readiness of the front end and of any Triton server: its workers use each that is ready."""
         deployment = self._deployments.current
         status = 503
         for triton in deployment.http:
-            if (status := await self._status([triton], "/v2/health/ready", request_id)) == 200:
-                status = await self._status([_openai(deployment)], f"/v1/models/{deployment.spec.model}", request_id)
+            if (status := await self._status([triton], "/v2/health/ready")) == 200:
+                status = await self._status([_openai(deployment)], f"/v1/models/{deployment.spec.model}")
                 status = 503 if status == 404 else status  # no worker yet
                 break
         await answer.start(status, {"content-length": "0"})
         await answer.end()
 
-    async def _status(self, targets: Sequence[Upstream], path: str, request_id: str) -> int:
+    async def _status(self, targets: Sequence[Upstream], path: str) -> int:
         """Status of the response to a request of the gateway; 503 for an error of the server."""
         with suppress(Refusal):
-            status, _ = await self._ask(targets, path, request_id)
+            status, _ = await self._ask(targets, path)
             return status if status < 500 else 503
         return 503
 
-    async def _metadata(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
+    async def _metadata(self, request: Request, answer: ResponseWriter) -> None:
         self._tenant(request)
         deployment = self._deployments.current
-        status, body = await self._ask(deployment.http, _path(request, deployment), request_id)
+        status, body = await self._ask(deployment.http, _path(request, deployment))
         if status >= 400:
-            raise refusal_of(status, text_of_body(body), request_id)
+            raise refusal_of(status, text_of_body(body), answer.request_id)
         await answer.send(body, JSON)
 
-    async def _metrics(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
+    async def _metrics(self, request: Request, answer: ResponseWriter) -> None:
         spec = self._deployments.current.spec
         servers = [triton.metrics for triton in spec.tritons]
-        page = await metrics_page(servers, lambda server: self._ask([server], "/metrics", request_id))
+        page = await metrics_page(servers, lambda server: self._ask([server], "/metrics"))
         await answer.send(page, {"content-type": "text/plain; charset=utf-8"})
 
-    async def _openapi(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
+    async def _openapi(self, request: Request, answer: ResponseWriter) -> None:
         await answer.send(self._page, JSON)
 
-    async def _model(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
+    async def _model(self, request: Request, answer: ResponseWriter) -> None:
         tenant = self._tenant(request)
         _path(request, self._deployments.current)
         body = await self._body(request)
@@ -166,7 +166,7 @@ class HttpGateway:
         deployment = self._deployments.current
         with deployment.in_use():
             path = _path(request, deployment)
-            types = await self._types(deployment, request.path_params["model"], request_id)
+            types = await self._types(deployment, request.path_params["model"])
             headers = JSON | trace_headers(request)
             if path.endswith("/infer"):
                 checked = checked_infer(body, request.headers.get(HEADER_LENGTH), tenant, types)
@@ -174,23 +174,23 @@ class HttpGateway:
                     headers |= {"content-type": "application/octet-stream", HEADER_LENGTH: str(checked.header_length)}
             else:
                 checked = checked_generate(body, tenant, types)
-            onward = Onward(deployment.http, "POST", path, checked.body, headers, timeout_s, request_id)
+            onward = Onward(deployment.http, "POST", path, checked.body, headers, timeout_s, answer.request_id)
             stop = partial(deployment.stop, request.path_params["model"], checked.sent_id)
             with self._tenants.admit(tenant, len(body), checked.max_tokens, deployment.spec.max_seq_len):
                 await forward(self._transport, onward, request.receive, answer, checked.sent_id, stop)
 
-    async def _types(self, deployment: Deployment, model: str, request_id: str) -> Types:
+    async def _types(self, deployment: Deployment, model: str) -> Types:
         """Datatypes of a model's inputs, cached."""
         if model not in deployment.known_types:
-            status, body = await self._ask(deployment.http, f"/v2/models/{model}", request_id)
+            status, body = await self._ask(deployment.http, f"/v2/models/{model}")
             if status != 200:
                 raise unavailable()
             deployment.known_types[model] = types_of(parse_json(body))
         return deployment.known_types[model]
 
-    async def _ask(self, targets: Sequence[Upstream], path: str, request_id: str) -> tuple[int, bytes]:
+    async def _ask(self, targets: Sequence[Upstream], path: str) -> tuple[int, bytes]:
         """Status and body of the response to a request of the gateway. Raises Refusal (503) if there is none."""
-        onward = Onward(targets, "GET", path, b"", {}, _SHORT_S, request_id)
+        onward = Onward(targets, "GET", path, b"", {}, _SHORT_S, secrets.token_hex(16))
         try:
             with anyio.fail_after(onward.timeout_s):
                 async with self._transport(onward) as response:
@@ -198,7 +198,7 @@ class HttpGateway:
         except (Unreachable, TimeoutError) as error:
             raise unavailable() from error
 
-    async def _completion(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
+    async def _completion(self, request: Request, answer: ResponseWriter) -> None:
         tenant = self._tenant(request)
         body = await self._body(request)
         endpoint = _OPENAI_POSTS[request.url.path]
@@ -206,12 +206,12 @@ class HttpGateway:
         timeout_s = timeout_of(request, self._spec.config.request_timeout_s)
         headers = JSON | trace_headers(request) | session_headers(request, tenant, checked.conversation)
         # The worker derives the seed of a request without one from the request id, so each choice needs its own id.
-        ids = [request_id, *(secrets.token_hex(16) for _ in checked.bodies[1:])]
+        ids = [answer.request_id, *(secrets.token_hex(16) for _ in checked.bodies[1:])]
         deployment = self._deployments.current
         renderer = None
         if endpoint == "chat":
             model = f"/v2/models/{deployment.spec.tenant_models[0]}/generate"
-            renderer = Onward(deployment.http, "POST", model, b"", JSON, _SHORT_S, request_id)
+            renderer = Onward(deployment.http, "POST", model, b"", JSON, _SHORT_S, answer.request_id)
         asked = [
             Asked(
                 *([_openai(deployment)], "POST", request.url.path, sent, headers, timeout_s, own_id),
@@ -227,17 +227,17 @@ class HttpGateway:
         with deployment.in_use(), self._tenants.admit(tenant, num_bytes, checked.max_tokens, max_seq_len, num_choices):
             await forward_openai(self._transport, asked, request.receive, answer, checked.rewrites)
 
-    async def _models(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
+    async def _models(self, request: Request, answer: ResponseWriter) -> None:
         self._tenant(request)
         names = [request.path_params[part] for part in ("owner", "name") if part in request.path_params]
         if not all(_NAME.fullmatch(name) for name in names):
             raise unknown_model("/".join(names))
         deployment, name = self._deployments.current, "/".join(names)
-        status, body = await self._ask([_openai(deployment)], "/".join(["/v1/models", *names]), request_id)
+        status, body = await self._ask([_openai(deployment)], "/".join(["/v1/models", *names]))
         if status == 404:  # without a worker, the front end has no model
             raise unavailable() if name == deployment.spec.model else unknown_model(name)
         if status >= 400:
-            raise refusal_of(status, text_of_body(body), request_id)
+            raise refusal_of(status, text_of_body(body), answer.request_id)
         await answer.send(body, JSON)
 
     def _tenant(self, request: Request) -> Tenant:
@@ -269,5 +269,5 @@ def _openai(deployment: Deployment) -> Upstream:
     return deployment.openai
 
 
-async def _not_found(request: Request, answer: ResponseWriter, request_id: str) -> None:
+async def _not_found(request: Request, answer: ResponseWriter) -> None:
     raise Refusal(404, "there is nothing at this path; see /openapi.json")

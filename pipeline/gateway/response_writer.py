@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Literal
 
@@ -15,12 +16,13 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ResponseWriter:
-    """Writes one response to the client. style: format of errors."""
+    """Writes one response to the client. style: format of errors. request_id: the gateway's id of the request."""
 
-    def __init__(self, send: Send, style: Style, request_id: str) -> None:
+    def __init__(self, send: Send, style: Style) -> None:
+        self.request_id = secrets.token_hex(16)
         self._send = send
         self._style = style
-        self._headers = {"x-request-id": request_id}
+        self._headers = {"x-request-id": self.request_id}
         self._started = self._is_stream = False
 
     async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
