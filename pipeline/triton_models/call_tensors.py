@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.session import Session
 from pipeline.decoding.tree import DraftTree
 from pipeline.triton_models.engine_binding import EngineBinding
@@ -12,7 +11,6 @@ from pipeline.triton_models.guide_tensors import guide_tensors, wanted_tensors
 from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.steps import Step
 from pipeline.triton_models.tensors import TRUE, Array, float_tensor, int_tensor, pack_word_list, text_tensor
-from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_request import TextRequest
 
 # Distance of the seeds of two calls of one request: odd, so that all differ, and far from seeds that clients choose.
@@ -20,12 +18,7 @@ _SEED_STEP = 0x9E3779B97F4A7C15
 
 
 def call_tensors(
-    request: TextRequest,
-    session: Session,
-    codec: TextCodec,
-    engine: EngineBinding,
-    step: Step,
-    call_number: int,
+    request: TextRequest, session: Session, engine: EngineBinding, step: Step, call_number: int
 ) -> dict[str, Array]:
     """Input tensors of a call to `tensorrt_llm`: the context as the prompt, and the step's drafts. A streamed call asks
     for a response per step, and for an end at the tokens of each stop word."""
@@ -50,16 +43,16 @@ def call_tensors(
     if not params.greedy:
         tensors["runtime_top_p"] = float_tensor(params.top_p)
     bad_words = params.bad_words
-    if wanted.end_ids:
-        tensors["end_id"] = int_tensor(first_end_id(wanted.end_ids, codec))
-    if late := late_ids(wanted, len(session.output_ids), codec):
+    if request.end_id is not None:
+        tensors["end_id"] = int_tensor(request.end_id)
+    if late := late_ids(request, len(session.output_ids)):
         if traits.extended:
             tensors["late_ids"] = np.asarray([late], np.int32)
         elif step.num_tokens <= num_missing:  # a longer call may end with one of them
             bad_words = (*bad_words, *((token,) for token in late))
     if streamed:
         tensors["streaming"] = TRUE
-    if stops := stop_tokens(request, codec) if streamed else _end_tokens(wanted, codec):
+    if stops := stop_tokens(request) if streamed else _end_tokens(request):
         tensors["stop_words_list"] = pack_word_list(stops)[None]
     if bad_words:
         tensors["bad_words_list"] = pack_word_list(bad_words)[None]
@@ -86,29 +79,25 @@ def call_tensors(
     return tensors
 
 
-def first_end_id(end_ids: frozenset[int], codec: TextCodec) -> int:
-    """The end token to send. TensorRT-LLM accepts one; the session handles the others."""
-    return codec.end_id if codec.end_id in end_ids else min(end_ids)
-
-
-def late_ids(request: GenerationRequest, num_output_tokens: int, codec: TextCodec) -> list[int]:
+def late_ids(request: TextRequest, num_output_tokens: int) -> list[int]:
     """End tokens that the target does not receive as its end token, while min_tokens bans them; none afterwards."""
-    if num_output_tokens >= request.min_new_tokens or not request.end_ids:
+    if num_output_tokens >= request.generation.min_new_tokens or request.end_id is None:
         return []
-    return sorted(request.end_ids - {first_end_id(request.end_ids, codec)})
+    return sorted(request.generation.end_ids - {request.end_id})
 
 
-def stop_tokens(request: TextRequest, codec: TextCodec) -> list[tuple[int, ...]]:
+def stop_tokens(request: TextRequest) -> list[tuple[int, ...]]:
     """Token sequences that end a streamed call, including the tokens of each stop word. Other tokens may spell a stop
     word too, so the text is searched as well."""
-    return list(dict.fromkeys((*_end_tokens(request.generation, codec), *(ids for ids in request.stop_tokens if ids))))
+    return list(dict.fromkeys((*_end_tokens(request), *(ids for ids in request.stop_tokens if ids))))
 
 
-def _end_tokens(request: GenerationRequest, codec: TextCodec) -> list[tuple[int, ...]]:
+def _end_tokens(request: TextRequest) -> list[tuple[int, ...]]:
     """Token sequences after which the target can stop: end tokens that it does not receive as its end token, and stop
     sequences. The session checks for both as well."""
-    known = {first_end_id(request.end_ids, codec)} if request.end_ids else set()
-    return [*((token,) for token in sorted(request.end_ids - known)), *request.stop_sequences]
+    generation = request.generation
+    others = ((token,) for token in sorted(generation.end_ids) if token != request.end_id)
+    return [*others, *generation.stop_sequences]
 
 
 def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> dict[str, Array]:

@@ -25,7 +25,7 @@ from pipeline.triton_models.call_results import (
     num_steps_of,
     total,
 )
-from pipeline.triton_models.call_tensors import call_tensors, first_end_id, late_ids, stop_tokens
+from pipeline.triton_models.call_tensors import call_tensors, late_ids, stop_tokens
 from pipeline.triton_models.engine_binding import EngineBinding
 from pipeline.triton_models.fair_slots import HeldSlot
 from pipeline.triton_models.piece import LOGIT_OUTPUTS, LogitPieces, Piece
@@ -134,7 +134,7 @@ class Generation:
         """Cut a step at min_tokens if TensorRT-LLM must ban end tokens until there: it can ban them for a whole call
         only."""
         limits, num_tokens = self.engine.traits.limits, len(self.session.output_ids)
-        if limits is None or not late_ids(self.request.generation, num_tokens, self.codec):
+        if limits is None or not late_ids(self.request, num_tokens):
             return step
         missing = self.request.generation.min_new_tokens - num_tokens
         # A context beyond the longest prompt cannot be sent in a next call.
@@ -205,7 +205,7 @@ class Generation:
             return
         # Fewer tokens than requested mean the end token, which is never returned, or the tokens of a stop word. Such
         # tokens end the output only if the text has the stop word.
-        stops = stop_tokens(self.request, self.codec)
+        stops = stop_tokens(self.request)
         if not num_received or not has_stop_word(self.session.context.tolist(), num_new, stops):
             yield self._take(EMPTY_TREE, self._end_token())
 
@@ -227,7 +227,7 @@ class Generation:
         self.num_calls_without_draft += not len(step.tree)
 
     def _tensors(self, step: Step) -> dict[str, Array]:
-        return call_tensors(self.request, self.session, self.codec, self.engine, step, self.num_calls)
+        return call_tensors(self.request, self.session, self.engine, step, self.num_calls)
 
     @property
     def _call_id(self) -> str:
@@ -256,7 +256,6 @@ class Generation:
         return Piece("".join(texts), sent)
 
     def _end_token(self) -> list[int]:
-        end_ids = self.request.generation.end_ids
-        if not end_ids:
+        if self.request.end_id is None:
             raise RuntimeError("the target model ended the output early, and the request has no end token")
-        return [first_end_id(end_ids, self.codec)]
+        return [self.request.end_id]

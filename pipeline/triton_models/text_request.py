@@ -43,12 +43,14 @@ _CHARS_PER_TOKEN = 16
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """One request. stop_tokens: token ids of each stop word, tokenized alone. prediction: [tokens] the client's guess
-    at the output. tokens_only: return token ids instead of text. echo: prompt text to return in front of the output.
+    """One request. end_id: the end token to send to the target, if any. TensorRT-LLM accepts one; the session handles
+    the others. stop_tokens: token ids of each stop word, tokenized alone. prediction: [tokens] the client's guess at
+    the output. tokens_only: return token ids instead of text. echo: prompt text to return in front of the output.
     lookahead: W, N and G if the client set them. max_draft_tokens: the client's limit of nodes per step, if any.
     wanted: logits and log probabilities to return. traceparent: parent span of the request."""
 
     generation: GenerationRequest
+    end_id: int | None
     strategy: str
     stop_words: tuple[str, ...]
     stop_tokens: tuple[tuple[int, ...], ...]
@@ -97,6 +99,8 @@ def text_request(
     excluded = scalar(tensors, "exclude_input_in_output") in (None, True)
     stream = flag(tensors, "stream")
     guide = guide_of(tensors)
+    # A grammar needs an end token, even if the client sets none.
+    end_ids = _end_ids(codec, tensors) or (codec.end_ids if guide else frozenset())
     max_draft_tokens = integer(tensors, "num_draft_tokens")
     if max_draft_tokens is not None and max_draft_tokens < 0:
         raise RequestError(f"num_draft_tokens is {max_draft_tokens}; it must be at least 0")
@@ -106,8 +110,7 @@ def text_request(
             prompt_ids=prompt_ids,
             max_new_tokens=max_tokens,
             min_new_tokens=min_tokens,
-            # A grammar needs an end token, even if the client sets none.
-            end_ids=_end_ids(codec, tensors) or (codec.end_ids if guide else frozenset()),
+            end_ids=end_ids,
             stop_sequences=codec.special_words(stop_tokens),
             sampling=sampling_of(
                 tensors,
@@ -118,6 +121,7 @@ def text_request(
             num_resumed_tokens=num_resumed_tokens,
             guide=guide,
         ),
+        end_id=codec.end_id if codec.end_id in end_ids else min(end_ids, default=None),
         strategy=strategy,
         stop_words=tuple(stop_words),
         stop_tokens=stop_tokens,
