@@ -86,9 +86,11 @@ def attend(
     num_segments, num_kv_heads = len(segments) - 1, sizes[tables.NUM_KV_HEADS]
     num_tasks = segments[num_segments, FIRST_TASK]
     segment = 0
-    for task in shared(counter, num_tasks, 1):
+    for task in shared(thread, counter, num_tasks, 1):
         while task >= segments[segment + 1, FIRST_TASK]:
             segment += 1
+        while task < segments[segment, FIRST_TASK]:
+            segment -= 1
         number = task - segments[segment, FIRST_TASK]
         size = segments[segment, TASK_ROWS]
         first = number // num_kv_heads * size

@@ -22,6 +22,7 @@ Entries = npt.NDArray[np.float32] | npt.NDArray[np.uint16] | npt.NDArray[np.uint
 
 @kernel
 def rotate_rows(
+    thread: int,
     sizes: Longs,
     epsilon: float,
     layer: int,
@@ -37,7 +38,7 @@ def rotate_rows(
     num_rows, dim, num_threads = sizes[tables.NUM_ROWS], sizes[tables.HEAD_DIM], sizes[tables.NUM_THREADS]
     num_heads, num_kv_heads = sizes[tables.NUM_HEADS], sizes[tables.NUM_KV_HEADS]
     # Rows with neighbouring places share the cache lines of keys, so each thread takes a range of rows.
-    for row in shared(counter, num_rows, (num_rows + num_threads - 1) // num_threads):
+    for row in shared(thread, counter, num_rows, (num_rows + num_threads - 1) // num_threads):
         address = buffers[tables.QKV_OUT, 0] + row * buffers[tables.QKV_OUT, 1]
         slot, position, place = rows[row, tables.ROW_SLOT], rows[row, tables.ROW_POSITION], rows[row, tables.ROW_PLACE]
         fetch_keys(cache[tables.KEYS], layer, slot, num_kv_heads, dim, place)

@@ -58,33 +58,38 @@ def run_pass(
     attended = buffers[tables.BYTES] if is_packed else buffers[tables.ATTENDED]
     gated = buffers[tables.GATED_BYTES] if is_packed else buffers[tables.GATED]
     x, zeros, none = buffers[tables.X], buffers[tables.ZEROS], buffers[tables.NONE]
+    qkv_out, gate_up_out = buffers[tables.QKV_OUT], buffers[tables.GATE_UP_OUT]
     counter = counters.ctypes.data
     for layer in range(sizes[tables.NUM_LAYERS]):
         table = matrices[tables.NUM_MATRICES * layer : tables.NUM_MATRICES * (layer + 1)]
         if is_whole:
-            counter = norm_rows(sizes, epsilon, norms[layer, tables.INPUT_NORM], buffers, num_rows, wanted[:0], counter)
-        counter = multiply(
-            sizes, table[tables.QKV], buffers, h, zeros, buffers[tables.QKV_OUT], none, num_rows, counter
-        )
+            counter = norm_rows(
+                thread, sizes, epsilon, norms[layer, tables.INPUT_NORM], buffers, num_rows, wanted[:0], counter
+            )
+        counter = multiply(thread, sizes, table[tables.QKV], buffers, h, zeros, qkv_out, none, num_rows, counter)
         if is_whole:
-            counter = rotate_rows(sizes, epsilon, layer, norms[layer], buffers, rotation, cache, rows, counter)
+            counter = rotate_rows(thread, sizes, epsilon, layer, norms[layer], buffers, rotation, cache, rows, counter)
             window = windows[layer]
             counter = attend(thread, sizes, layer, window, buffers, cache, rows, segments, masks, scratch, counter)
             if is_packed:
-                counter = pack_rows(sizes, buffers, counter)
-        counter = multiply(sizes, table[tables.OUTPUT], buffers, attended, x, x, none, num_rows, counter)
+                counter = pack_rows(thread, sizes, buffers, counter)
+        counter = multiply(thread, sizes, table[tables.OUTPUT], buffers, attended, x, x, none, num_rows, counter)
         if is_whole:
-            counter = norm_rows(sizes, epsilon, norms[layer, tables.POST_NORM], buffers, num_rows, wanted[:0], counter)
+            counter = norm_rows(
+                thread, sizes, epsilon, norms[layer, tables.POST_NORM], buffers, num_rows, wanted[:0], counter
+            )
         counter = multiply(
-            sizes, table[tables.GATE_UP], buffers, h, zeros, buffers[tables.GATE_UP_OUT], none, num_rows, counter
+            thread, sizes, table[tables.GATE_UP], buffers, h, zeros, gate_up_out, none, num_rows, counter
         )
         if is_whole:
-            counter = gate_rows(sizes, buffers, counter)
-        counter = multiply(sizes, table[tables.DOWN], buffers, gated, x, x, none, num_rows, counter)
+            counter = gate_rows(thread, sizes, buffers, counter)
+        counter = multiply(thread, sizes, table[tables.DOWN], buffers, gated, x, x, none, num_rows, counter)
     num_wanted = sizes[tables.NUM_WANTED]
     if num_wanted:
         if is_whole:
-            counter = norm_rows(sizes, epsilon, sizes[tables.FINAL_NORM], buffers, num_wanted, wanted, counter)
+            counter = norm_rows(thread, sizes, epsilon, sizes[tables.FINAL_NORM], buffers, num_wanted, wanted, counter)
         head = matrices[tables.NUM_MATRICES * sizes[tables.NUM_LAYERS]]
-        multiply(sizes, head, buffers, h, zeros, buffers[tables.LOGITS], buffers[tables.MAXIMA], num_wanted, counter)
+        multiply(
+            thread, sizes, head, buffers, h, zeros, buffers[tables.LOGITS], buffers[tables.MAXIMA], num_wanted, counter
+        )
     leaves(thread, turn)

@@ -55,11 +55,11 @@ def _pack_row(sizes: Longs, buffers: Longs, place: int, row: int, source: int, b
 
 
 @kernel
-def pack_rows(sizes: Longs, buffers: Longs, counter: int) -> int:
+def pack_rows(thread: int, sizes: Longs, buffers: Longs, counter: int) -> int:
     """Write the results of attention as input of the output matrix, for int8 and bfloat16."""
     num_rows, source = sizes[tables.NUM_ROWS], buffers[tables.ATTENDED]
     blocks = _blocks(sizes[tables.NUM_HEADS] * sizes[tables.HEAD_DIM])
-    for row in shared(counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
+    for row in shared(thread, counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
         _pack_row(sizes, buffers, tables.BYTES, row, source[0] + row * source[1], blocks)
     return counter + PHASE_BYTES
 
@@ -74,11 +74,18 @@ def norm(source: int, weight: int, target: int, size: int, epsilon: float) -> No
 
 @kernel
 def norm_rows(
-    sizes: Longs, epsilon: float, weight: int, buffers: Longs, num_rows: int, places: Longs, counter: int
+    thread: int,
+    sizes: Longs,
+    epsilon: float,
+    weight: int,
+    buffers: Longs,
+    num_rows: int,
+    places: Longs,
+    counter: int,
 ) -> int:
     """Write the norm of rows of X to H, and as input of a matrix. places: the rows; if empty, the first num_rows."""
     x, h, blocks = buffers[tables.X], buffers[tables.H], _blocks(sizes[tables.HIDDEN])
-    for row in shared(counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
+    for row in shared(thread, counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
         source = x[0] + (places[row] if len(places) else row) * x[1]
         result = h[0] + row * h[1]
         norm(source, weight, result, sizes[tables.HIDDEN], epsilon)
@@ -87,12 +94,12 @@ def norm_rows(
 
 
 @kernel
-def gate_rows(sizes: Longs, buffers: Longs, counter: int) -> int:
+def gate_rows(thread: int, sizes: Longs, buffers: Longs, counter: int) -> int:
     """Write silu(gate) * up, also as input of a matrix."""
     num_rows = sizes[tables.NUM_ROWS]
     blocks = _blocks(sizes[tables.INTERMEDIATE])
     gates, gated = buffers[tables.GATE_UP_OUT], buffers[tables.GATED]
-    for row in shared(counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
+    for row in shared(thread, counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
         gate = gates[0] + row * gates[1]
         result = gated[0] + row * gated[1]
         gate_row(gate, gate + 4 * LANES * blocks, result, blocks)
@@ -102,6 +109,7 @@ def gate_rows(sizes: Longs, buffers: Longs, counter: int) -> int:
 
 @kernel
 def multiply(
+    thread: int,
     sizes: Longs,
     matrix: Longs,
     buffers: Longs,
@@ -119,10 +127,12 @@ def multiply(
     num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
     num_threads = sizes[tables.NUM_THREADS]
     chunk = _chunk(num_tasks, num_threads)
-    for task in shared(counter, num_tasks, chunk):
+    for task in shared(thread, counter, num_tasks, chunk):
         # Each tile prefetches its share of the weights of this thread's next task: the next one of its chunk, or the
-        # first of the chunk after those of the other threads.
-        following = task + 1 if (task + 1) % chunk else task + 1 + chunk * (num_threads - 1)
+        # first of the next chunk, with one for each other thread at this end of the tasks between them.
+        following = task + 1
+        if following % chunk == 0:
+            following += -chunk * (1 + num_threads // 2) if thread % 2 else chunk * ((num_threads - 1) // 2)
         ahead = matrix[tables.WEIGHT] + following * MAX_BLOCKS * block_bytes
         width = MAX_BLOCKS if (task + 1) * MAX_BLOCKS <= num_blocks else 1
         for block in range(task * MAX_BLOCKS, min((task + 1) * MAX_BLOCKS, num_blocks), width):

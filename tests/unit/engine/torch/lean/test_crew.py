@@ -15,7 +15,7 @@ from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew, Turn, enters, l
 def count_units(thread: int, turn: Turn, counts: np.ndarray, counter: int) -> None:
     if not enters(turn):
         return
-    for unit in shared(counter, len(counts), 3):
+    for unit in shared(thread, counter, len(counts), 3):
         counts[unit] += 1
     leaves(thread, turn)
 
@@ -29,6 +29,21 @@ def test_every_unit_is_taken_once_by_some_thread_in_each_of_many_passes() -> Non
         counts[:], counters[:] = 0, 0
         crew.run(lambda thread, turn: count_units(thread, turn, counts, counters.ctypes.data))
         assert counts.tolist() == [1] * 100
+
+
+@kernel
+def note_order(thread: int, order: np.ndarray, counter: int) -> None:
+    for place, unit in enumerate(shared(thread, counter, len(order), 4)):
+        order[place] = unit
+
+
+def test_threads_take_units_from_opposite_ends() -> None:
+    orders = []
+    for thread in (0, 1):
+        order, counters = np.zeros(10, np.int64), np.zeros(2 * COUNTER_BYTES // 8, np.int64)
+        note_order(thread, order, counters.ctypes.data)
+        orders.append(order.tolist())
+    assert orders == [list(range(10)), [8, 9, 4, 5, 6, 7, 0, 1, 2, 3]]
 
 
 def test_a_thread_that_comes_late_touches_nothing() -> None:
