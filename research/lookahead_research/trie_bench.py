@@ -129,7 +129,7 @@ def bench_trie(
     inserted = [sequence for index, sequence in enumerate(sequences) if index % 100] or held_out
     _compile(branch_length)
     before = psutil.Process().memory_info().rss
-    trie = Trie(branch_length, max_bytes, expected_tokens=sizes[-1])
+    trie = Trie(branch_length, max_bytes)
     timers = {"": _InsertTimer(trie.insert)} | {name: _InsertTimer(peer.insert) for name, peer in (peers or {}).items()}
     results: list[Measurement] = []
     num_tokens, remaining = 0, list(sizes)

@@ -71,8 +71,7 @@ class PromptSource:
                 del self._kept[index]
                 text.append(prompt_ids[len(tokens) :])
                 return text
-        own = Trie(self._branch_length, expected_tokens=len(prompt_ids))
-        text = _Text(namespace, [], own)
+        text = _Text(namespace, [], Trie(self._branch_length))
         text.append(prompt_ids)
         return text
 

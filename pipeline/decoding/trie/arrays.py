@@ -2,10 +2,11 @@
 
 nodes        [capacity] records, see `NODE`. A node stands for the strings of one edge: all strings between its parent's
              depth (exclusive) and its own (inclusive). They occurred at the same positions, so they share one count.
-             Only the first token of the edge is stored; the others are read from the text at `start`. Row 0 is unused.
+             Only the first token of the edge is stored; the others are read from the text at `start`. Row 0 is
+             unused and holds zeros.
 buckets      [2 * capacity] a hash table from (parent, first token of the edge) to the row of the child.
 bucket_next  [capacity] the next row of the same bucket, 0 at its end.
-text         [text_len] the tokens, a ring buffer that overwrites the oldest. A value above 0 is a token + 1; 0 is
+text         [capacity] the tokens, a ring buffer that overwrites the oldest. A value above 0 is a token + 1; 0 is
              unwritten; a negative pair opens a sequence: -(row of the root), then -1.
 state        [1] counters, see `STATE`.
 
@@ -39,7 +40,7 @@ NODE = np.dtype(
     align=True,
 )
 # free: first free row. fresh: first row that was never used. head, oldest: positions of the next token and of the
-# oldest held, counted from the beginning (slot = position % text_len). oldest_root: root of the sequence that the
+# oldest held, counted from the beginning (slot = position % capacity). oldest_root: root of the sequence that the
 # oldest position belongs to. num_nodes: rows in use. unused: for the file format. num_buckets: buckets in use.
 # num_unsplit: the largest power of two not above it, see `nodes.bucket_of`.
 STATE = np.dtype(
@@ -54,9 +55,8 @@ STATE = np.dtype(
 )
 BUCKETS_PER_NODE = 2
 HUGE_BYTES = 4 << 20
-NODE_BYTES = NODE.itemsize + 4 * BUCKETS_PER_NODE + 4
-# A slot of text per node: a token needs one node or more, so nodes run out first.
-BYTES_WITH_TEXT = NODE_BYTES + 4
+# Of nodes, buckets, bucket_next and text. A slot of text per node: most tokens need one node or more.
+BYTES_PER_NODE = (NODE.itemsize, 4 * BUCKETS_PER_NODE, 4, 4)
 
 
 class TrieArrays(NamedTuple):
@@ -76,73 +76,58 @@ class TrieArrays(NamedTuple):
 class TrieMemory:
     """Owns the memory of a trie, and extends it without a copy where the system can (mremap)."""
 
-    def __init__(self, num_nodes: int, branch_length: int, text_len: int | None = None) -> None:
-        self._maps: list[mmap.mmap] = []
-        self._resize(num_nodes, text_slots(num_nodes, branch_length) if text_len is None else text_len)
+    def __init__(self, num_nodes: int, branch_length: int) -> None:
+        num_buckets = BUCKETS_PER_NODE * num_nodes
         state = np.zeros(1, STATE)
         state["fresh"], state["branch_length"] = 1, branch_length
-        state["num_buckets"] = BUCKETS_PER_NODE * num_nodes
-        state["num_unsplit"] = 1 << ((BUCKETS_PER_NODE * num_nodes).bit_length() - 1)
+        state["num_buckets"], state["num_unsplit"] = num_buckets, 1 << (num_buckets.bit_length() - 1)
+        self._maps = [_mapped(num_nodes * size) for size in BYTES_PER_NODE]
         self.arrays = self._arrays(records(state))
         # The first text would touch all pages of the hash table, and wait until the system has cleared them.
         self.arrays.buckets[:] = 0
 
     def double(self) -> None:
-        """Double the capacity for nodes and text. Earlier arrays no longer belong to the trie. `nodes.new_node` fills
-        the new buckets, a few at a time."""
-        state, num_nodes = self.arrays.state, 2 * len(self.arrays.nodes)
-        num_slots = 2 * len(self.arrays.text)
+        """Double the capacity. Earlier arrays no longer belong to the trie. `nodes.new_node` fills the new buckets, a
+        few at a time."""
+        state = self.arrays.state
         del self.arrays
-        self._resize(num_nodes, num_slots)
+        self._maps = [_doubled(memory) for memory in self._maps]
         self.arrays = self._arrays(state)
 
-    def _resize(self, num_nodes: int, num_slots: int) -> None:
-        sizes = (num_nodes * NODE.itemsize, num_nodes * BUCKETS_PER_NODE * 4, num_nodes * 4, num_slots * 4)
-        self._maps = [_grown(self._maps[place] if self._maps else None, size) for place, size in enumerate(sizes)]
-        self._shape = num_nodes, num_slots
-
     def _arrays(self, state: Records) -> TrieArrays:
-        num_nodes, num_slots = self._shape
-        nodes, buckets, bucket_next, text = self._maps
-        return TrieArrays(
-            records(np.frombuffer(nodes, NODE, num_nodes)),
-            np.frombuffer(buckets, np.int32, num_nodes * BUCKETS_PER_NODE),
-            np.frombuffer(bucket_next, np.int32, num_nodes),
-            np.frombuffer(text, np.int32, num_slots),
-            state,
-        )
+        for memory in self._maps:
+            # Huge pages halve the time to find a random node.
+            if len(memory) >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        nodes = records(np.frombuffer(self._maps[0], NODE))
+        buckets, bucket_next, text = (np.frombuffer(memory, np.int32) for memory in self._maps[1:])
+        return TrieArrays(nodes, buckets, bucket_next, text, state)
 
 
-def _grown(memory: mmap.mmap | None, num_bytes: int) -> mmap.mmap:
-    """Memory of num_bytes that begins with the content of `memory` and continues with zeros. The system allocates pages
-    at their first use. Large memory gets huge pages if available, which halves the time to find a random node."""
-    if memory is None:
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    else:
-        try:
-            memory.resize(num_bytes)
-        except (BufferError, SystemError, ValueError):  # an array still refers to it, or the system has no mremap
-            larger = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            larger[: len(memory)] = memory[:]
-            memory = larger
-    if num_bytes >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+def _mapped(num_bytes: int) -> mmap.mmap:
+    """Memory of zeros. The system allocates pages at their first use."""
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _doubled(memory: mmap.mmap) -> mmap.mmap:
+    """Memory of twice the size that begins with the content of `memory` and continues with zeros."""
+    try:
+        memory.resize(2 * len(memory))
+    except (BufferError, SystemError, ValueError):  # an array still refers to it, or the system has no mremap
+        larger = _mapped(2 * len(memory))
+        larger[: len(memory)] = memory[:]
+        memory = larger
     return memory
-
-
-def text_slots(num_nodes: int, branch_length: int) -> int:
-    """Slots of text for num_nodes nodes."""
-    return max(num_nodes, 4 * branch_length + 16)
 
 
 def nodes_within(max_bytes: int) -> int:
     """Number of nodes that a trie of max_bytes can hold."""
-    return (max_bytes - 256) // BYTES_WITH_TEXT
+    return (max_bytes - STATE.itemsize) // sum(BYTES_PER_NODE)
 
 
 def bytes_for(num_nodes: int) -> int:
     """The least max_bytes for num_nodes nodes."""
-    return num_nodes * BYTES_WITH_TEXT + 512
+    return num_nodes * sum(BYTES_PER_NODE) + STATE.itemsize
 
 
 @subkernel

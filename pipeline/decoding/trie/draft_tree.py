@@ -19,7 +19,7 @@ WORTH_EXTENDING = float32(2.0)
 
 
 class DraftBuffers(NamedTuple):
-    """Reusable memory of a growing tree.
+    """Memory of a growing tree.
 
     token_ids, parents, path_probabilities: [max_nodes] the taken nodes, then the candidates. depths: [max_nodes + 1],
     entry 0 for the root. next_ids, next_probabilities: [MAX_CANDIDATES] possible next tokens of the node that is being
@@ -66,13 +66,12 @@ def grow_draft_tree(
     node_token, node_parent, node_path = buffers.token_ids, buffers.parents, buffers.path_probabilities
     depth, tokens, probabilities = buffers.depths, buffers.next_ids, buffers.next_probabilities
     find_context(pair, work, context)
-    depth[0] = 0
     taken = size = 0
+    least = LEAST_PROBABILITY
     # Nodes and candidates are sorted by path probability, which never grows along a path.
-    while max_nodes > 0:
+    while taken < max_nodes:
         # Expand the node taken last, whose row is `taken`; row 0 is the root.
         path = node_path[taken - 1] if taken else float32(1.0)
-        least = node_path[max_nodes - 1] if size == max_nodes else LEAST_PROBABILITY
         if depth[taken] < max_depth and path > WORTH_EXTENDING * least:
             if taken:
                 extend_context(pair, work, taken, node_parent[taken - 1] + 1, node_token[taken - 1])
@@ -84,7 +83,7 @@ def grow_draft_tree(
                 candidate = path * probabilities[index]
                 if candidate <= least:
                     continue
-                place = size if size < max_nodes else max_nodes - 1
+                place = min(size, max_nodes - 1)
                 while place > taken and node_path[place - 1] < candidate:
                     node_path[place] = node_path[place - 1]
                     node_token[place] = node_token[place - 1]
@@ -95,11 +94,9 @@ def grow_draft_tree(
                 node_parent[place] = taken - 1
                 size = min(size + 1, max_nodes)
                 if size == max_nodes:
-                    least = max(least, node_path[max_nodes - 1])
+                    least = node_path[max_nodes - 1]
         if taken == size:
             break
         taken += 1
         depth[taken] = depth[node_parent[taken - 1] + 1] + 1
-        if taken == max_nodes:
-            break
     return taken

@@ -36,17 +36,14 @@ class Estimator:
         logs[1] += SHARED_ESCAPE
         logs[:, :, 1] += AMBIGUOUS_ESCAPE
         self.escape_counts: FloatArray = np.exp(logs).reshape(-1)
-        self._work = new_workspace(65, branch_length)
-        self._buffers = new_buffers(64)
+        self._work = new_workspace(1, branch_length)
 
     def grow(
         self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, max_nodes: int, max_depth: int
     ) -> DraftTree:
         """Return the tree of the most likely continuations of context [len], with estimated path probabilities."""
         pair, work = self.pair(own, shared, namespace), self.workspace(max_nodes + 1)
-        if max_nodes > len(self._buffers.token_ids):
-            self._buffers = new_buffers(max_nodes)
-        buffers = self._buffers
+        buffers = new_buffers(max_nodes)
         num = grow_draft_tree(
             pair,
             tuple(work),
@@ -57,9 +54,7 @@ class Estimator:
             max_depth,
             self._single_from,
         )
-        return DraftTree(
-            buffers.token_ids[:num].copy(), buffers.parents[:num].copy(), buffers.path_probabilities[:num].copy()
-        )
+        return DraftTree(buffers.token_ids[:num], buffers.parents[:num], buffers.path_probabilities[:num])
 
     def learn(self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, tokens: IntArray) -> None:
         """Learn from the tokens [n] that followed context [len]. Call it before they are inserted into the tries."""

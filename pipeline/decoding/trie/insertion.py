@@ -82,15 +82,15 @@ def write_text(arrays: Plain, root: int, text: IntArray, first_new: int, may_for
             return place - first_new
         slot = state.head % len(trie.text)
         trie.text[slot] = text[place] + 1
-        trie.nodes[root].count = min(trie.nodes[root].count + 1, MAX_COUNT)
-        trie.nodes[root].start = slot
+        _visit(trie, root, slot)
         token, num_suffixes = int64(text[place]), min(longest, place + 1)
         for k in range(num_suffixes):
-            children[k] = find_child(trie, int64(ends[k]), token) if ends[k] else 0
+            if ends[k]:
+                children[k] = find_child(trie, int64(ends[k]), token)
         # From the longest suffix to the shortest, since suffix k extends the previous ends[k - 1].
         for k in range(num_suffixes, 0, -1):
             if ends[k - 1]:
-                start = slot - k + 1 if slot >= k - 1 else slot - k + 1 + len(trie.text)
+                start = slot_of(trie, slot + len(trie.text) - k + 1)
                 ends[k] = _extend_suffix(trie, int64(ends[k - 1]), int64(children[k - 1]), token, k, start)
             else:
                 ends[k] = 0
@@ -103,9 +103,11 @@ def make_room(trie: TrieArrays, num_slots: int, may_forget: bool) -> bool:
     """Make room for num_slots slots and one more token, by forgetting if `may_forget`. Returns False if the trie needs
     more memory for them."""
     state = trie.state[0]
+    # A token creates at most one node per suffix. Row 0 is unused. The slot after the newest token stays empty: it ends
+    # the edges of the token's suffixes.
     while (
-        len(trie.nodes) - 1 - state.num_nodes <= 2 * state.branch_length
-        or state.head - state.oldest + num_slots >= len(trie.text) - 4
+        state.num_nodes + state.branch_length > len(trie.nodes) - 1
+        or state.head - state.oldest + num_slots + 1 > len(trie.text) - 1
     ):
         if not may_forget:
             return False
@@ -125,7 +127,7 @@ def forget_oldest(trie: TrieArrays) -> None:
         state.oldest_root = -value
         trie.text[slot_of(trie, slot + 1)] = 0
         state.oldest += 1
-    elif value > 0:
+    else:
         root = state.oldest_root
         last, depth = root, 0
         # Tokens along the edges need no comparison, because only nodes that this suffix has used last are dropped.
@@ -157,8 +159,7 @@ def halve_counts(trie: TrieArrays) -> None:
     """Halve all counts and drop nodes whose count becomes 0 (the pruning of arXiv 2312.12728)."""
     nodes = trie.nodes
     for row in range(1, trie.state[0].fresh):
-        if nodes[row].parent >= 0:
-            nodes[row].count >>= 1
+        nodes[row].count >>= 1
     for row in range(1, trie.state[0].fresh):
         if nodes[row].parent > 0 and nodes[row].count == 0:
             drop_node(trie, row)

@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.decoding.compiled import int64, kernel, subkernel
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.arrays import TrieArrays, slot_of
+from pipeline.decoding.trie.insertion import MAX_COUNT
 from pipeline.decoding.trie.nodes import NUM_FREQUENT, bucket_of
 
 # Fault numbers of `_find_fault`; 0 means no fault.
@@ -122,7 +123,8 @@ def _fault_of_node(trie: TrieArrays, row: int) -> int:
 
 @subkernel
 def _count_children(trie: TrieArrays, row: int) -> int:
-    """The number of a node's children; -1 if their list is wrong, -2 if their counts exceed the node's."""
+    """The number of a node's children; -1 if their list is wrong, -2 if their counts exceed the node's, which
+    is below `MAX_COUNT`."""
     child = int64(trie.nodes[row].first_child)
     # What the first child notes about the first `NUM_FREQUENT`, see `nodes.link`.
     note = min(int64(trie.nodes[child].previous), 0)
@@ -141,7 +143,7 @@ def _count_children(trie: TrieArrays, row: int) -> int:
         before, child = child, int64(node.next)
     if note and num_children < NUM_FREQUENT:
         return -1
-    return num_children if total <= trie.nodes[row].count else -2
+    return num_children if total <= trie.nodes[row].count or trie.nodes[row].count == MAX_COUNT else -2
 
 
 @subkernel

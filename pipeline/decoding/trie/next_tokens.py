@@ -43,22 +43,23 @@ class Evidence(NamedTuple):
     slot: int
 
 
+NO_EVIDENCE = Evidence(0, 0, 0, NO_SLOT)
+
+
 @subkernel
 def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int) -> Evidence:
     """Evidence after the suffix of this order of a row's context. Empty if the longer suffix queried before has the
     same count. Set `work.times` to 0 before the longest query."""
     node = suffix_end(trie, work, which, row, order) if order <= work.longest[row, which] else 0
     if not node or (order and work.times[which] == trie.nodes[node].count):
-        return Evidence(0, 0, 0, NO_SLOT)
+        return NO_EVIDENCE
     times = int64(trie.nodes[node].count)
     work.times[which] = times
     if order < trie.nodes[node].depth:
         slot = int64(slot_of(trie, trie.nodes[node].start + order))
         return Evidence(times if trie.text[slot] > 0 else 0, 0, node, slot)
     child = int64(trie.nodes[node].first_child)
-    if not child:
-        return Evidence(0, 0, 0, NO_SLOT)
-    if not trie.nodes[child].next:
+    if not trie.nodes[child].next:  # one child, or none: row 0 has the count 0
         return Evidence(int64(trie.nodes[child].count), 0, node, NO_SLOT)
     return Evidence(times, 1, node, NO_SLOT)
 

@@ -101,7 +101,7 @@ def _unlink(trie: TrieArrays, row: int) -> None:
     before, after = max(int64(nodes[row].previous), 0), int64(nodes[row].next)
     if before:
         nodes[before].next = after
-    elif nodes[row].parent > 0:
+    else:
         nodes[nodes[row].parent].first_child = after
     if after:
         nodes[after].previous = before
@@ -189,7 +189,6 @@ def drop_node(trie: TrieArrays, row: int) -> None:
         first.previous = 0
     _unlink(trie, row)
     node.parent = -1
-    node.first_child = 0
     node.next = trie.state[0].free
     trie.state[0].free = row
     trie.state[0].num_nodes -= 1

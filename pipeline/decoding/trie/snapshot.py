@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.decoding.trie.arrays import NODE, STATE, TrieMemory, nodes_within, text_slots
+from pipeline.decoding.trie.arrays import NODE, STATE, TrieMemory, nodes_within
 from pipeline.decoding.trie.integrity import check_arrays
 from pipeline.decoding.trie.nodes import fill_buckets
-from pipeline.decoding.trie.text_trie import Trie
+from pipeline.decoding.trie.text_trie import Trie, least_nodes
 from pipeline.errors import UserError
 from pipeline.files import read_location, write_location
 
@@ -91,12 +91,13 @@ def _restored(content: bytes, offset: int, header_len: int) -> Trie:
     max_bytes = None if header.get("max_bytes") is None else _count(header, "max_bytes")
     _require(branch_length > 0, "branch_length is 0")
     _require(1 <= used <= num_nodes, f"{used} rows are used of {num_nodes}")
-    _require(ring_len >= text_slots(num_nodes, branch_length), f"{ring_len} slots of text for {num_nodes} nodes")
+    _require(num_nodes >= least_nodes(branch_length), f"{num_nodes} nodes for a branch length of {branch_length}")
+    _require(ring_len == num_nodes, f"{ring_len} slots of text for {num_nodes} nodes")
     _require(max_bytes is None or num_nodes <= nodes_within(max_bytes), f"{num_nodes} nodes in {max_bytes} bytes")
     offset += header_len
     sizes = (used * NODE.itemsize, ring_len * 4, STATE.itemsize, CHECKSUM_BYTES)
     _require(len(content) - offset == sum(sizes), f"{len(content) - offset} bytes follow the header, not {sum(sizes)}")
-    memory = TrieMemory(num_nodes, branch_length, ring_len)
+    memory = TrieMemory(num_nodes, branch_length)
     arrays = memory.arrays
     arrays.nodes[1:used] = np.frombuffer(content, NODE, used, offset)[1:]
     arrays.text[:] = np.frombuffer(content, "<i4", ring_len, offset + sizes[0])

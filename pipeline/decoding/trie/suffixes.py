@@ -45,9 +45,9 @@ class Workspace(NamedTuple):
     """State of the contexts, in memory that is reused between calls.
 
     rows: [rows] see ROW. longest: [rows, tries] order of the longest known suffix. ends: [rows, tries, orders] the node
-    on whose edge a suffix ends, 0 if the trie does not contain the suffix, UNKNOWN if it was not looked up. path:
-    [orders + 1] scratch. times: [tries] count of the suffix queried last. asked, weights, shares: [tries * orders]
-    scratch of `learning`.
+    on whose edge a suffix ends, 0 if the trie does not contain the suffix, UNKNOWN if it was not looked up; undefined
+    for suffixes above `longest`. path: [orders] scratch. times: [tries] count of the suffix queried last. asked,
+    weights, shares: [tries * orders] scratch of `learning`.
     """
 
     rows: Records
@@ -67,7 +67,7 @@ def new_workspace(num_rows: int, branch_length: int) -> Workspace:
         records(np.zeros(num_rows, ROW)),
         np.zeros((num_rows, NUM_TRIES), np.int32),
         np.zeros((num_rows, NUM_TRIES, branch_length), np.int32),
-        np.zeros(branch_length + 1, np.int32),
+        np.zeros(branch_length, np.int32),
         np.zeros(NUM_TRIES, np.int32),
         np.zeros(asked, np.int32),
         np.zeros(asked, np.float32),
@@ -92,7 +92,6 @@ def find_context(pair: TriePair, work: Workspace, context: IntArray) -> None:
     for which in range(NUM_TRIES):
         trie, root = trie_of(pair, which), root_of(pair, which)
         ends = work.ends[0, which]
-        ends[:] = 0
         ends[0] = root
         longest = 0
         # If a suffix is not in the trie, no longer one is.

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie import insertion
-from pipeline.decoding.trie.arrays import NODE_BYTES, TrieArrays, TrieMemory, bytes_for, nodes_within
+from pipeline.decoding.trie.arrays import BYTES_PER_NODE, TrieArrays, TrieMemory, bytes_for, nodes_within
 from pipeline.decoding.trie.integrity import check_arrays
 from pipeline.decoding.trie.nodes import locate, new_node
 
@@ -39,11 +39,10 @@ class Trie:
     fixed size, and the least recently used strings are forgotten; otherwise the trie grows. Not thread safe.
     """
 
-    def __init__(self, branch_length: int = 12, max_bytes: int | None = None, expected_tokens: int = 0) -> None:
-        """expected_tokens: size of the first allocation, without max_bytes. Raises ValueError if max_bytes cannot hold
-        the suffixes of a single position."""
+    def __init__(self, branch_length: int = 12, max_bytes: int | None = None) -> None:
+        """Raises ValueError if max_bytes cannot hold the suffixes of a single position."""
         least = least_nodes(branch_length)
-        num_nodes = max(FIRST_NODES, least, 3 * expected_tokens) if max_bytes is None else nodes_within(max_bytes)
+        num_nodes = max(FIRST_NODES, least) if max_bytes is None else nodes_within(max_bytes)
         if num_nodes < least:
             raise ValueError(
                 f"a trie of branch length {branch_length} needs at least {bytes_for(least)} bytes, found {max_bytes}; "
@@ -87,9 +86,7 @@ class Trie:
         while len(tokens):
             root = self._root_for_writing(self._namespace)
             if not self._is_open:
-                if not insertion.make_room(self.arrays, 2, may_forget):
-                    self.grow()
-                    continue
+                self._make_room(2)
                 insertion.open_piece(self.arrays, root)
                 self._end, self._is_open = NOTHING, True
             text = np.concatenate((self._end, tokens))
@@ -101,7 +98,7 @@ class Trie:
             if len(tokens) and may_forget:  # the beginning of the sequence was forgotten
                 self._is_open = False
             elif len(tokens):
-                self.grow()
+                self._memory.double()
 
     def root(self, namespace: str = "") -> int:
         """Row of the namespace's root, 0 if nothing was inserted in it."""
@@ -110,10 +107,9 @@ class Trie:
     def count(self, tokens: IntArray, namespace: str = "") -> int:
         """Number of occurrences of a string of 1 .. branch_length tokens; 0 for other lengths."""
         root = self.root(namespace)
-        if not root or not 1 <= len(tokens) <= self.branch_length:
+        if not root or not len(tokens):
             return 0
-        node = int(locate(self.arrays, root, np.asarray(tokens, np.int32), 0, len(tokens)))
-        return int(self.arrays.nodes["count"][node]) if node else 0
+        return int(self.arrays.nodes["count"][locate(self.arrays, root, np.asarray(tokens, np.int32), 0, len(tokens))])
 
     def prune(self) -> None:
         """Halve all counts and drop the strings whose count becomes 0."""
@@ -155,7 +151,7 @@ class Trie:
             num_nodes=num_nodes,
             num_namespaces=len(self.roots),
             num_bytes=arrays.num_bytes,
-            used_bytes=num_nodes * NODE_BYTES + num_tokens * 4,
+            used_bytes=num_nodes * sum(BYTES_PER_NODE[:-1]) + num_tokens * BYTES_PER_NODE[-1],
             num_forgotten=int(arrays.state["oldest"][0]),
         )
 
@@ -165,16 +161,17 @@ class Trie:
         if root is None:
             if len(self.roots) >= len(self.arrays.nodes) // NAMESPACE_SHARE:
                 self._drop_some_namespaces()
-            while not insertion.make_room(self.arrays, 0, self.max_bytes is not None):
-                self.grow()
+            self._make_room(0)
             self.num_namespaces_ever += 1
             root = int(new_node(self.arrays, 0, self.num_namespaces_ever, 0, 0, 0))
             self.roots[namespace] = root
         return root
 
-    def grow(self) -> None:
-        """Double the memory. Only tries without max_bytes grow; their text begins in slot 0."""
-        self._memory.double()
+    def _make_room(self, num_slots: int) -> None:
+        """Make room for num_slots slots of text and one token more. Only tries without max_bytes grow; their text
+        begins in slot 0."""
+        while not insertion.make_room(self.arrays, num_slots, self.max_bytes is not None):
+            self._memory.double()
 
     def _drop_some_namespaces(self) -> None:
         """Drop the namespaces without strings; if there are none, the oldest namespace."""

@@ -16,6 +16,7 @@ from pipeline.decoding.session import Session, StepOutcome, outcome_of_tokens
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain, depths, tree_from_lists
 from tests.fakes import make_request
+from tests.kernel_examples import texts
 
 BUDGET = DraftBudget(8, 6)
 
@@ -67,8 +68,8 @@ def ended(whole: list[int], room: int, ends: frozenset[int], stops: tuple[tuple[
 
 
 @given(
-    st.lists(st.integers(0, 3), min_size=40, max_size=40),
-    st.lists(st.integers(1, 5), min_size=40, max_size=40),
+    texts(4, 40, min_len=40),
+    texts(5, 40, min_len=40),
     st.integers(1, 40),
     st.integers(4, 43),
     st.sets(st.integers(3, 9), max_size=2),
@@ -89,7 +90,7 @@ def test_outputs_end_at_the_same_token_however_many_come_at_once(
         deepest = int(depths(tree).max(initial=0))
         room = min(max_new, max_seq_len - 3) - start
         assert deepest == min(BUDGET.max_depth, room - 1), "the target adds a token of its own"
-        tokens = whole[start : start + min(sizes.pop(0), deepest + 1)]
+        tokens = whole[start : start + min(sizes.pop(0) + 1, deepest + 1)]
         sent.append(tokens)
         kept = session.advance(tree, StepOutcome(list(range(len(tokens) - 1)), tokens))
         assert recorder.reported[-1] == (prompt + whole[:start], len(tree), list(range(len(tokens) - 1)), kept)

@@ -53,27 +53,28 @@ class ReferenceTrie:
 
 
 class Suffix(NamedTuple):
-    """A suffix of a context in a text. cell: its order and class, the place of its escape count. total: what the shares
-    of its followers refer to."""
+    """A suffix of a context in a text. cell: text, order and class, the place of its escape count. total: what the
+    shares of its followers refer to."""
 
-    cell: tuple[int, int]
+    cell: tuple[int, int, int]
     total: int
     followers: list[int]
 
 
-def suffixes_in(text: list[int], context: list[int], branch_length: int) -> Iterator[Suffix]:
-    """The suffixes that tell something, from the longest down."""
-    seen = 0
+def suffixes_in(texts: Sequence[list[int]], context: list[int], branch_length: int) -> Iterator[Suffix]:
+    """The suffixes that tell something, from the longest down, and of equally long ones that of the first text."""
+    seen = [0] * len(texts)
     for order in range(min(len(context), branch_length - 1), -1, -1):
         suffix = context[len(context) - order :]
-        ends = [at + order for at in range(len(text) - order + 1) if text[at : at + order] == suffix]
-        times = len(ends) if order else len(text)
-        if not ends or (order and times == seen):
-            continue
-        seen = times
-        followers = [text[end] for end in ends if end < len(text)]
-        if not followers:
-            continue
-        differ = len(set(followers)) > 1
-        total = times if differ else len(followers)
-        yield Suffix((order, int(differ)), total, followers)
+        for which, text in enumerate(texts):
+            ends = [at + order for at in range(len(text) - order + 1) if text[at : at + order] == suffix]
+            times = len(ends) if order else len(text)
+            if not ends or (order and times == seen[which]):
+                continue
+            seen[which] = times
+            followers = [text[end] for end in ends if end < len(text)]
+            if not followers:
+                continue
+            differ = len(set(followers)) > 1
+            total = times if differ else len(followers)
+            yield Suffix((which, order, int(differ)), total, followers)

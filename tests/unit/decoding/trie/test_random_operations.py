@@ -96,10 +96,10 @@ def test_tries_stay_whole_whatever_is_done_to_them(operations, branch_length, ti
 
 def test_a_trie_without_a_limit_grows_in_place():
     trie = Trie(3)
-    text = np.random.default_rng(0).integers(0, 1000, 1500).astype(np.int32)
+    text = np.random.default_rng(0).integers(0, 1000, 900).astype(np.int32)
     first = len(trie.arrays.nodes)
-    for begin in range(0, len(text), 250):
-        trie.insert(text[begin : begin + 250])
+    for begin in range(0, len(text), 300):
+        trie.insert(text[begin : begin + 300])
         trie.check()
     assert len(trie.arrays.nodes) > first
     assert sum(len(piece) for _, piece in trie.texts()) == len(text)

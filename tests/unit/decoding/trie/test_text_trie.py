@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.arrays import bytes_for
 from pipeline.decoding.trie.nodes import NUM_FREQUENT
-from tests.kernel_examples import examples
+from pipeline.decoding.trie.text_trie import TrieStatistics, least_nodes
+from tests.kernel_examples import examples, texts
 from tests.unit.decoding.trie.reference import ReferenceTrie
 
-TOKENS = st.lists(st.integers(0, 2), min_size=0, max_size=12)
+TOKENS = texts(3, 12)
 NAMES = st.sampled_from(["", "a"])
 
 
@@ -75,13 +76,13 @@ def test_any_order_of_calls_leaves_what_plain_dicts_would_hold(operations, branc
 
 
 @settings(max_examples=examples(30))
-@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=400), min_size=1, max_size=20), st.integers(2, 5))
-def test_a_full_trie_forgets_exactly_the_least_recently_used(texts, branch_length):
+@given(st.lists(texts(4, 60, min_len=1), min_size=1, max_size=20), st.integers(2, 5))
+def test_a_full_trie_forgets_exactly_the_least_recently_used(inserted, branch_length):
     trie = Trie(branch_length, 6000)
     reference = ReferenceTrie(branch_length)
     position, serial = 0, 0
     serial_at: list[int] = []
-    for text in texts:
+    for text in inserted:
         trie.insert(ids(text))
         # Two slots of the ring open each text.
         serial_at += [serial, serial, *range(serial, serial + len(text))]
@@ -98,16 +99,16 @@ def test_a_full_trie_forgets_exactly_the_least_recently_used(texts, branch_lengt
 
 
 def test_memory_never_exceeds_the_limit_and_the_newest_text_stays():
-    trie = Trie(12, 1 << 15)
+    trie = Trie(6, 1 << 13)
     rng = np.random.default_rng(0)
-    text = rng.integers(0, 500, 7_500).astype(np.int32)
-    for begin in range(0, len(text), 75):
-        trie.insert(text[begin : begin + 75])
-        assert trie.statistics.num_bytes <= 1 << 15
+    text = rng.integers(0, 500, 1_500).astype(np.int32)
+    for begin in range(0, len(text), 50):
+        trie.insert(text[begin : begin + 50])
+        assert trie.statistics.num_bytes <= 1 << 13
     trie.check()
     assert trie.statistics.num_forgotten > 0
-    assert all(trie.count(text[at : at + 8]) for at in range(len(text) - 75, len(text) - 8, 7))
-    assert not any(trie.count(text[at : at + 8]) for at in range(0, 1000, 7))
+    assert all(trie.count(text[at : at + 6]) for at in range(len(text) - 50, len(text) - 6))
+    assert not any(trie.count(text[at : at + 6]) for at in range(0, 1000, 7))
 
 
 @settings(max_examples=examples(60))
@@ -139,13 +140,13 @@ def test_a_small_trie_stays_consistent_while_it_forgets(turns, branch_length, vo
 
 
 def test_a_sequence_longer_than_the_memory_goes_on_where_its_beginning_was_forgotten():
-    trie = Trie(4, bytes_for(4 * (4 + 8) + 32) + 2_000)
-    text = np.random.default_rng(0).integers(0, 50, 5_000).astype(np.int32)
-    trie.insert(text[:3_000])
-    trie.extend(text[3_000:])
+    trie = Trie(4, bytes_for(100))
+    text = np.random.default_rng(0).integers(0, 50, 1_000).astype(np.int32)
+    trie.insert(text[:600])
+    trie.extend(text[600:])
     trie.check()
     assert trie.count(text[-4:])
-    assert trie.statistics.num_forgotten > 4_000
+    assert trie.statistics.num_forgotten > 800
 
 
 @settings(max_examples=examples(60))
@@ -179,7 +180,7 @@ def test_children_are_ordered_by_count_then_by_last_use(seed, width, prunes):
 
 
 def test_the_first_text_does_not_wait_for_the_pages_of_the_hash_table():
-    trie, text = Trie(12, 12 << 20), np.random.default_rng(0).integers(0, 1 << 20, 3_000).astype(np.int32)
+    trie, text = Trie(12, 12 << 20), np.random.default_rng(0).integers(0, 1 << 20, 1_000).astype(np.int32)
     Trie(12).insert(text)
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
     trie.insert(text)
@@ -224,25 +225,57 @@ def test_removing_a_namespace_leaves_no_token_of_it():
     assert [trie.count(ids(text), "other") for text in ([1, 2], [30, 1, 2], [34, 1])] == [3, 1, 1]
 
 
+def test_what_was_not_inserted_counts_nothing():
+    trie = Trie(2)
+    trie.insert(ids([1, 2, 3]), "known")
+    # 1 is also the number of the namespace.
+    assert [trie.count(ids(text), "known") for text in ([], [1], [1, 2, 3], [3, 1])] == [0, 1, 0, 0]
+    assert [trie.count(ids(text), "unknown") for text in ([], [1])] == [0, 0]
+
+
 def test_namespaces_are_bounded_too():
-    trie = Trie(2, 1 << 14)
-    for number in range(2000):
+    trie = Trie(2, 1 << 13)
+    for number in range(300):
         trie.insert(ids([number, number + 1]), f"tenant {number}")
         assert trie.statistics.num_namespaces <= len(trie.arrays.nodes) // 16
     trie.check()
-    assert trie.count(ids([1999, 2000]), "tenant 1999") == 1
+    assert trie.count(ids([299, 300]), "tenant 299") == 1
 
 
 @settings(max_examples=examples(40))
 @given(st.lists(st.tuples(NAMES, TOKENS), max_size=20))
-def test_the_texts_of_a_trie_are_what_was_inserted(texts):
+def test_the_texts_of_a_trie_are_what_was_inserted(inserted):
     trie = Trie(4, 1 << 16)
-    for name, tokens in texts:
+    for name, tokens in inserted:
         trie.insert(ids(tokens[:5]), name)
         trie.extend(ids(tokens[5:]))
-    assert [(name, text.tolist()) for name, text in trie.texts()] == [(n, tokens) for n, tokens in texts if tokens]
+    assert [(name, text.tolist()) for name, text in trie.texts()] == [(n, tokens) for n, tokens in inserted if tokens]
 
 
-def test_too_little_memory_is_refused_with_what_would_do():
-    with pytest.raises(ValueError, match="needs at least"):
-        Trie(64, 1 << 14)
+@pytest.mark.parametrize("branch_length", [1, 2, 5])
+def test_the_least_memory_is_enough_and_used_up(branch_length):
+    least = bytes_for(least_nodes(branch_length))
+    with pytest.raises(ValueError, match=f"needs at least {least} bytes, found {least - 1}"):
+        Trie(branch_length, least - 1)
+    trie = Trie(branch_length, least)
+    capacity = len(trie.arrays.nodes)
+    assert trie.statistics.num_bytes == least
+    # A token that was never seen, after a run whose suffixes all end at nodes, creates the most nodes.
+    for token in range(1, 60):
+        trie.insert(ids([0] * branch_length + [token]))
+    trie.check()
+    trie.insert(np.arange(100, 100 + capacity, dtype=np.int32))
+    assert trie.statistics.num_nodes == capacity - branch_length
+    trie.insert(np.zeros(2 * capacity, np.int32))
+    assert trie.statistics.num_tokens == capacity - 1
+    trie.check()
+
+
+def test_statistics_count_what_is_held():
+    trie = Trie(4, 1 << 14)
+    trie.insert(ids([1, 2, 3]))
+    trie.insert(ids([1, 2]), "a")
+    capacity = ((1 << 14) - 80) // 48
+    assert trie.statistics == TrieStatistics(
+        num_tokens=5, num_nodes=7, num_namespaces=2, num_bytes=48 * capacity + 80, used_bytes=328, num_forgotten=0
+    )
