@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from statistics import median_high
 
 # Limit of the balance, which is also its first value.
 MOST = 4.0
@@ -36,8 +37,8 @@ class DraftBalance:
         """Account for a pass with drafts. saved: time that they are expected to save, in plain passes. draft_seconds:
         measured time of drafting for each sequence. plain_seconds: time of a plain pass."""
         self._seconds.extend(draft_seconds)
-        usual = sorted(self._seconds)[len(self._seconds) // 2]
-        self._passes = min(self._passes + saved - len(draft_seconds) * usual / plain_seconds, MOST)
+        lost = len(draft_seconds) * median_high(self._seconds) / plain_seconds
+        self._passes = min(self._passes + saved - lost, MOST)
 
     def wait(self) -> None:
         """Account for a pass without drafting."""

@@ -32,7 +32,6 @@ class PassWatch:
                 f"A step of the engine has lasted longer than {self._limit_s:g} s (server.gateway.request_timeout_s). "
                 "Its process ends. These are its threads:",
                 file=sys.stderr,
-                flush=True,
             )
             faulthandler.dump_traceback()
             os._exit(1)

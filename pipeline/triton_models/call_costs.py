@@ -23,7 +23,7 @@ class CallCosts:
     """Fitted call times of one engine. Not thread safe."""
 
     def __init__(self) -> None:
-        self._squares = np.eye(3) * _RIDGE
+        self._squares = np.zeros((3, 3))
         self._products = np.zeros(3)
         self._num_calls = 0
         # Tokens per step in which only the engine's own sources draft, and the weight of these steps.

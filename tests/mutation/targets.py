@@ -25,10 +25,11 @@ def _trie(module: str, *tests: str) -> Target:
 
 
 _DRAFTS = ("estimator", "learning", "recorded")
-_CONTENT = ("text_trie", "merging", "random_operations", "snapshot")
+_CONTENT = ("text_trie", "integrity", "merging", "random_operations", "estimator", "snapshot")
 TARGETS = (
     *map(_decoding, ("accept", "tree", "growth", "planner", "sampling", "cost", "calibration", "continuations")),
     *map(_decoding, ("reliability", "lookahead", "pool", "split", "learned_state", "strategy")),
+    *map(_decoding, ("balance", "cost_correction")),
     _decoding("mixing", "mixing", "drafter_recorded"),
     Target(
         "pipeline/decoding/log_probs.py",
@@ -47,7 +48,7 @@ TARGETS = (
     Target("pipeline/decoding/grammar/matcher.py", (f"{_DECODING}/grammar/test_matcher.py",)),
     _trie("learning", "learning", "recorded"),
     _trie("snapshot", "snapshot"),
-    _trie("integrity", "snapshot", "random_operations"),
+    _trie("integrity", "integrity", "snapshot"),
     *(_trie(module, *_DRAFTS) for module in ("draft_tree", "estimator", "next_tokens", "suffixes")),
     *(_trie(module, *_CONTENT) for module in ("arrays", "insertion", "merging", "nodes", "text_trie")),
     Target(
@@ -58,6 +59,7 @@ TARGETS = (
         "pipeline/engine/waiting_queue.py", (f"{_ENGINE}/test_waiting_queue.py", f"{_ENGINE}/test_scheduler_queue.py")
     ),
     Target("pipeline/engine/cost_curve.py", (f"{_ENGINE}/test_cost_curve.py",)),
-    Target("pipeline/triton_models/steps.py", ("tests/unit/triton_models/test_steps.py",)),
+    Target("pipeline/engine/pass_watch.py", (f"{_ENGINE}/test_pass_watch.py",)),
+    *(Target(f"pipeline/triton_models/{name}.py", (f"{_TRITON}/test_steps.py",)) for name in ("call_costs", "steps")),
     Target("pipeline/backends/tensorrt_llm/readback.py", ("tests/unit/backends/tensorrt_llm/test_readback.py",)),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.decoding.balance import MOST, TRIAL_SHARE, DraftBalance
+from pipeline.decoding.balance import DraftBalance
 
 PLAIN_SECONDS = 0.001
 
@@ -28,20 +28,21 @@ def test_drafting_that_saves_more_than_it_takes_goes_on() -> None:
 @pytest.mark.parametrize("cost", [0.5, 2.0, 20.0])
 def test_what_drafting_loses_is_bounded(cost: float) -> None:
     lost = cost * drafted(DraftBalance(), 10_000, saved=0.0, seconds=cost * PLAIN_SECONDS)
-    assert lost <= MOST + cost + TRIAL_SHARE * 10_000
-    assert lost >= TRIAL_SHARE * 10_000 / 2, "it is tried again"
+    # The first value of the balance, and trials that take 1 % of the time.
+    assert lost <= 4 + cost + 100
+    assert lost >= 50, "it is tried again"
 
 
 def test_drafting_returns_with_the_first_trial_that_pays() -> None:
     balance = DraftBalance()
     assert drafted(balance, 1000, saved=0.0, seconds=2 * PLAIN_SECONDS) < 20
-    assert drafted(balance, 500, saved=3.0, seconds=2 * PLAIN_SECONDS) > 500 - 2 / TRIAL_SHARE
+    assert drafted(balance, 500, saved=3.0, seconds=2 * PLAIN_SECONDS) > 500 - 200
 
 
 def test_drafts_of_long_ago_do_not_pay_for_those_of_today() -> None:
     balance = DraftBalance()
     drafted(balance, 1000, saved=5.0, seconds=PLAIN_SECONDS)
-    assert drafted(balance, 20, saved=0.0, seconds=PLAIN_SECONDS) == MOST + 1
+    assert drafted(balance, 20, saved=0.0, seconds=PLAIN_SECONDS) == 5
 
 
 def test_one_interrupted_step_has_no_effect() -> None:

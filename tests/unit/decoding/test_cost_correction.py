@@ -22,6 +22,23 @@ def test_without_measured_passes_the_curve_counts() -> None:
     correction = CostCorrection()
     record(correction, 5, 20, 7)
     assert correction.corrected(CURVE).tolist() == CURVE.tolist()
+    record(correction, 5, 20, 1)
+    assert correction.corrected(CURVE)[0] > 3 * CURVE[0]
+
+
+@pytest.mark.parametrize(("slope", "ratio"), [(100.0, 16.0), (0.01, 0.25)])
+def test_the_ratio_of_the_factors_is_bounded(slope: float, ratio: float) -> None:
+    correction = CostCorrection()
+    record(correction, 1, slope, 100)
+    assert np.diff(correction.corrected(CURVE)) / correction.corrected(CURVE)[0] == pytest.approx(
+        ratio * np.diff(CURVE) / CURVE[0]
+    )
+
+
+def test_a_pass_takes_a_thousandth_of_the_curves_time_or_more() -> None:
+    correction = CostCorrection()
+    record(correction, 1e-6, 1e-6, 100)
+    assert correction.corrected(CURVE)[0] == pytest.approx(CURVE[0] / 1000)
 
 
 @given(st.floats(0.2, 5), st.floats(0.5, 8))
@@ -31,7 +48,9 @@ def test_passes_of_several_sizes_determine_both_factors(base: float, ratio: floa
     found = correction.corrected(CURVE) / base
     assert found[0] == pytest.approx(CURVE[0], rel=0.1)
     # The prior of equal factors has a weight, so that a change is found in part.
-    assert found[4] - found[0] == pytest.approx(ratio * (CURVE[4] - CURVE[0]), rel=0.25)
+    found_ratio = (found[4] - found[0]) / (CURVE[4] - CURVE[0])
+    assert found_ratio == pytest.approx(ratio, rel=0.25)
+    assert min(1, ratio) - 1e-6 <= found_ratio <= max(1, ratio) + 1e-6
 
 
 def test_passes_of_one_size_leave_the_shape_of_the_curve() -> None:
@@ -51,11 +70,15 @@ def test_the_shape_of_the_curve_comes_back_when_small_passes_alone_are_planned()
     assert after[4] / after[0] == pytest.approx(CURVE[4] / CURVE[0], rel=0.05)
 
 
-def test_one_interrupted_pass_changes_little() -> None:
-    correction = CostCorrection()
-    record(correction, 1, 1, 200)
-    correction.record(0.5, 1000.0)
-    assert correction.corrected(CURVE)[4] < 1.2 * CURVE[4]
+@pytest.mark.parametrize(("num_passes", "change"), [(8, 0.3), (200, 0.06)])
+def test_one_interrupted_pass_changes_little(num_passes: int, change: float) -> None:
+    """It counts as at most twice its expected time."""
+    correction, doubled = CostCorrection(), CostCorrection()
+    for fit, measured in ((correction, 1000.0), (doubled, 3.0)):
+        record(fit, 1, 1, num_passes)
+        fit.record(0.5, measured)
+    assert correction.corrected(CURVE) == pytest.approx(doubled.corrected(CURVE), rel=1e-3)
+    assert correction.corrected(CURVE) == pytest.approx(CURVE, rel=change)
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(1e-6, 1e6)), max_size=60))

@@ -57,6 +57,27 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return codes
 
 
+def test_a_step_ends_at_the_first_check_after_the_limit(
+    ends: list[int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pass_watch, "CHECK_PERIOD_S", 0.5)
+    scheduler = SimpleNamespace(running_step=object())
+    watch = PassWatch(scheduler, 1.0)  # type: ignore[arg-type]
+    for _ in range(3):
+        watch.check()
+    assert not ends
+    watch.check()
+    assert ends == [1]
+    shown = capfd.readouterr().err
+    assert shown.startswith("A step of the engine has lasted longer than 1 s")
+    assert __name__.rpartition(".")[2] in shown.rpartition("These are its threads:")[2]
+    # Another step begins.
+    scheduler.running_step = object()
+    for _ in range(3):
+        watch.check()
+    assert ends == [1]
+
+
 def test_neither_idle_time_nor_many_steps_end_the_process(ends: list[int]) -> None:
     engine = TableEngine()
     scheduler = make_scheduler(engine=engine)

@@ -93,9 +93,9 @@ def test_the_drafted_tree_is_wide_enough_for_its_best_branch():
     assert tree_budget(DraftBudget(0, 32), LIMITS) == DraftBudget(0, 0)
 
 
-def learnt(fixed: float, per_pass: float, per_draft: float, noise: float = 0.0) -> CallCosts:
+def learnt(fixed: float, per_pass: float, per_draft: float, noise: float = 0.0, num_calls: int = 60) -> CallCosts:
     costs, random = CallCosts(), np.random.default_rng(0)
-    for _ in range(60):
+    for _ in range(num_calls):
         drafts = int(random.integers(0, 7))
         passes = 1 if drafts else int(random.integers(1, 9))
         seconds = fixed + per_pass * passes + per_draft * drafts
@@ -150,12 +150,28 @@ def test_pieces_of_a_stream_take_as_many_passes_as_fit_in_their_time():
     assert learnt(0.003, 0.006, 0.0).num_passes(0.05, 16) == 8
     assert learnt(0.003, 0.0005, 0.0).num_passes(0.05, 16) == 16
     assert learnt(0.003, 0.3, 0.0).num_passes(0.05, 16) == 1
-    assert CallCosts().num_passes(0.05, 16) is None
+    assert learnt(0.003, 0.0005, 0.0).num_passes(0.0502, 200) == 100
 
 
-def test_the_first_calls_end_after_a_step():
-    assert CallCosts().num_steps(chain([1], [0.01]), 4) == 1
+def test_a_chunk_shares_the_fixed_time_of_a_call():
+    costs = learnt(0.010, 0.010, 0.0)
+
+    assert costs.num_paying(chain([1], [0.5]), 4) == 0  # 1 token in 0.0125 s against 1.5 in 0.02 s
+    assert costs.num_paying(chain([1], [0.5]), 1) == 1
 
 
-def test_before_anything_is_known_the_whole_chain_is_sent():
-    assert CallCosts().num_paying(chain([1, 2, 3], [0.1, 0.1, 0.1]), 4) == 3
+def test_trees_without_probabilities_are_sent_whole():
+    costs = learnt(0.001, 0.001, 1.0)
+
+    assert costs.num_paying(chain([1, 2, 3]), 4) == 3
+    assert costs.num_paying(EMPTY_TREE, 4) == 0
+
+
+def test_the_first_calls_send_the_whole_chain_and_end_after_a_step():
+    unlikely = chain([1, 2, 3], [0.1, 0.1, 0.1])
+    few, enough = (learnt(0.001, 0.010, 0.02, num_calls=num_calls) for num_calls in (7, 8))
+
+    assert (few.num_paying(unlikely, 4), enough.num_paying(unlikely, 4)) == (3, 0)
+    assert (few.num_steps(EMPTY_TREE, 4), enough.num_steps(EMPTY_TREE, 4)) == (1, 4)
+    assert few.num_passes(0.05, 16) is None
+    assert enough.num_passes(0.05, 16) is not None
