@@ -103,3 +103,14 @@ def test_a_trie_without_a_limit_grows_in_place():
         trie.check()
     assert len(trie.arrays.nodes) > first
     assert sum(len(piece) for _, piece in trie.texts()) == len(text)
+
+
+def test_a_trie_whose_arrays_are_held_grows_by_a_copy():
+    trie = Trie(1)
+    trie.insert(np.arange(1000, dtype=np.int32))
+    held = trie.arrays
+    trie.insert(np.arange(1000, 1100, dtype=np.int32))
+    trie.check()
+    assert len(trie.arrays.nodes) == 2 * len(held.nodes)
+    assert [len(piece) for _, piece in trie.texts()] == [1000, 100]
+    assert held.text[2] == 1

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.arrays import bytes_for
-from pipeline.decoding.trie.nodes import NUM_FREQUENT
 from pipeline.decoding.trie.text_trie import TrieStatistics, least_nodes
 from tests.kernel_examples import examples, texts
 from tests.unit.decoding.trie.reference import ReferenceTrie
@@ -152,7 +151,8 @@ def test_a_sequence_longer_than_the_memory_goes_on_where_its_beginning_was_forgo
 @settings(max_examples=examples(60))
 @given(st.integers(0, 2**32 - 1), st.sampled_from([3, 17, 40, 200]), st.booleans())
 def test_children_are_ordered_by_count_then_by_last_use(seed, width, prunes):
-    """The order decides which children a draft reads. It does not depend on what `nodes.link` notes about it."""
+    """The order decides which children a draft reads. It does not depend on what `nodes.link` notes about it. Beyond
+    the first 16 children it is that of their last use."""
     trie = Trie(1)
     counts: dict[int, int] = {}
     order: list[int] = []
@@ -164,8 +164,8 @@ def test_children_are_ordered_by_count_then_by_last_use(seed, width, prunes):
             counts[token] = counts.get(token, 0) + 1
             if order[:1] != [token]:
                 order = [other for other in order if other != token]
-                lower = (place for place, other in enumerate(order[:NUM_FREQUENT]) if counts[other] <= counts[token])
-                order.insert(next(lower, min(NUM_FREQUENT, len(order))), token)
+                lower = (place for place, other in enumerate(order[:16]) if counts[other] <= counts[token])
+                order.insert(next(lower, min(16, len(order))), token)
         if prunes:
             trie.prune()
             counts = {token: count // 2 for token, count in counts.items()}
