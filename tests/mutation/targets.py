@@ -25,7 +25,7 @@ def _trie(module: str, *tests: str) -> Target:
 
 
 _DRAFTS = ("estimator", "learning", "recorded")
-_CONTENT = ("text_trie", "integrity", "merging", "random_operations", "estimator", "snapshot")
+_CONTENT = ("text_trie", "integrity", "random_operations", "merging")
 TARGETS = (
     *map(_decoding, ("accept", "tree", "growth", "planner", "sampling", "cost", "calibration", "continuations")),
     *map(_decoding, ("reliability", "lookahead", "pool", "split", "learned_state", "strategy")),
