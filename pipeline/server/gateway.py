@@ -54,13 +54,13 @@ def gateway_service(
     write_whole(path, spec.model_dump_json(), private=True)
     status_path(path).unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(CODE), NUM_THREADS: "1"}
-    url = f"http://{reachable(server.host)}:{public.http}/v2/health/live"
+    url = f"http://{reachable(server.host)}:{public.http}"
     ports = public._asdict() | ({} if openai is None else {OPENAI: openai.public})
     argv = [sys.executable, "-m", "pipeline.gateway", str(path)]
     return Service(
-        *(GATEWAY, argv, environment, ports, lambda: answers(url), server.host),
+        *(GATEWAY, argv, environment, ports, lambda: answers(f"{url}/v2/health/live"), server.host),
         max_restarts=server.max_restarts,
-        watched_url=url,
+        watched_url=f"{url}/openapi.json",  # the gateway answers by itself, also while Triton hangs
     )
 
 

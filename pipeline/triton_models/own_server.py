@@ -28,11 +28,16 @@ class GrpcAddress:
 def own_address() -> GrpcAddress:
     """Return the address of the tritonserver among the parent processes. Raises ServerError if there is none, or if it
     does not offer gRPC without TLS."""
+    return address_of(server_process()[1])
+
+
+def server_process() -> tuple[int, list[str]]:
+    """Pid and options of the tritonserver among the parent processes. Raises ServerError if there is none."""
     pid = os.getppid()
     while pid > 1:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
         if Path(words[0]).name == _EXECUTABLE:
-            return address_of(words[1:])
+            return pid, words[1:]
         # The process name may contain any character, so the fields are counted from its closing bracket.
         pid = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     raise ServerError("This process was not started by tritonserver, so it cannot stream from its engine.")

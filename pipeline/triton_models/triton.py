@@ -21,6 +21,7 @@ from pipeline.errors import (
     meaning_of,
     refused,
 )
+from pipeline.triton_models.given_up import end_server_if_given_up
 from pipeline.triton_models.tensors import Array, Tensors
 
 
@@ -166,6 +167,7 @@ def error_response(error: Exception) -> Any:
 def request_error(error: Any) -> Exception:
     import triton_python_backend_utils as pb_utils
 
+    end_server_if_given_up(error.message())
     return refusal(error.message(), error.code() == pb_utils.TritonError.UNAVAILABLE)
 
 

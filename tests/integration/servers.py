@@ -7,7 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def settled_metrics(server: RunningServer, **more_than: float) -> dict[str, floa
 @contextmanager
 def suspended(server: RunningServer, model: str = TARGET_MODEL) -> Iterator[None]:
     """No request of a model ends within a block, on however fast a machine. Keep it below a second: after that Triton
-    regards a process that takes no request as dead."""
+    regards a process that takes no request as dead, and the server is started again."""
     pids = [pid for pid, name in model_processes(server.state.server_id).items() if name == model]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -102,4 +102,5 @@ def suspended(server: RunningServer, model: str = TARGET_MODEL) -> Iterator[None
         yield
     finally:
         for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # the server has ended
+                os.kill(pid, signal.SIGCONT)

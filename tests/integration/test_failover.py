@@ -133,7 +133,8 @@ def test_killed_processes_of_each_kind_change_no_token(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("of_engine", [False, True])
 def test_an_output_moves_away_from_a_server_that_hangs(fleet: Fleet, of_engine: bool) -> None:
-    """The guard starts a server again that does not answer for 30 s."""
+    """The guard starts a server again that does not answer for 30 s. One whose engine does not answer a new call ends
+    by itself before."""
     client = openai.OpenAI(base_url=url_of(fleet), api_key="none", max_retries=0, timeout=PATIENCE_S)
     headers = {"x-session-id": f"hang {of_engine}"}
 
@@ -156,7 +157,8 @@ def test_an_output_moves_away_from_a_server_that_hangs(fleet: Fleet, of_engine: 
 
     assert text + "".join(output) == expected
     state = wait_for(lambda: (s := find_own(folder)) and s.restarts > earlier.restarts and s)
-    assert state.restart_reason == "it did not answer for 30 s"
+    reasons = ["it did not answer for 30 s", *(["signal 9, Killed"] if of_engine else [])]
+    assert state.restart_reason in reasons
     wait_for(lambda: answers(f"http://127.0.0.1:{state.triton_http_port}/v2/health/ready"))
 
 

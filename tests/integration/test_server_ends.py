@@ -27,7 +27,7 @@ from pipeline.server.processes import model_processes
 from pipeline.server.server import stop_server
 from pipeline.server.startup import launch
 from pipeline.server.state import ServerState, find_server, is_ready
-from tests.integration.servers import PROMPT, TORCH, ask, prepared, with_settings
+from tests.integration.servers import PROMPT, TORCH, ask, prepared, suspended, with_settings
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, wait_for, wait_for_guard
 
@@ -81,6 +81,18 @@ def test_clients_get_an_error_when_the_engine_dies_and_the_server_restarts(serve
     assert ask(running, max_tokens=4).finish_reason == "length"
     running.stop()
     assert not left_over(running.state.server_id)
+
+
+def test_a_server_that_gives_up_a_call_of_a_model_that_runs_is_started_again(served, shared_where, tmp_path):
+    """As after a suspension of all processes. It would free inputs that the model still reads, or crash later."""
+    running = launch(with_settings(served, shared_where, "server.max_restarts=1"), shared_where, tmp_path)
+    with suspended(running), pytest.raises((RequestError, ServerError)):
+        ask(running, max_tokens=4)
+
+    wait_for(lambda: (state := find_server(tmp_path)) is not None and state.restarts == 1 and is_ready(state))
+    assert f"Triton gave up a call of {TARGET_MODEL}, whose process runs" in running.log_path.read_text()
+    assert ask(running, max_tokens=4).finish_reason == "length"
+    running.stop()
 
 
 def test_an_engine_that_was_tampered_with_is_named(served, shared_where, tmp_path):

@@ -1,0 +1,66 @@
+"""A server whose Python backend has given up a model that runs ends; others do not."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.triton_models import given_up
+from pipeline.triton_models.given_up import end_server_if_given_up
+from pipeline.triton_models.handover import VARIABLE
+from tests.patience import PATIENCE_S
+from tests.servers import wait_for
+
+TEXT = "Failed to process the request(s) for model instance 'x', message: Stub process '%s_0_0' is not healthy."
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with the child that runs the model `tensorrt_llm_engine`."""
+    command = "sh -c 'read line; :' /m/tensorrt_llm_engine/1/model.py; :"
+    with subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE) as process:
+        wait_for(
+            lambda: any("model.py" in " ".join(child.cmdline()) for child in psutil.Process(process.pid).children())
+        )
+        monkeypatch.setattr(given_up, "server_process", lambda: (process.pid, []))
+        monkeypatch.setenv(VARIABLE, str(tmp_path))
+        yield process
+        process.kill()
+
+
+def test_a_server_that_has_given_up_a_model_that_runs_is_killed(
+    server: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    end_server_if_given_up(TEXT % "tensorrt_llm_engine")
+
+    assert server.wait(PATIENCE_S) == -9
+    assert "tensorrt_llm_engine, whose process runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [TEXT % "lookahead_bls", "Stub process is not healthy", "the prompt is too long"])
+def test_other_errors_end_no_server(server: subprocess.Popen[bytes], text: str) -> None:
+    end_server_if_given_up(text)
+    assert server.poll() is None
+
+
+def test_a_model_that_has_died_is_left_to_the_guard(server: subprocess.Popen[bytes]) -> None:
+    (child,) = psutil.Process(server.pid).children()
+    child.suspend()
+    psutil.Process(server.pid).suspend()
+    child.kill()  # a zombie, whose parent does not collect it
+    wait_for(lambda: child.status() == psutil.STATUS_ZOMBIE)
+
+    end_server_if_given_up(TEXT % "tensorrt_llm_engine")
+    assert server.poll() is None
+
+
+def test_a_server_without_a_guard_is_left_alone(
+    server: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE)
+    end_server_if_given_up(TEXT % "tensorrt_llm_engine")
+    assert server.poll() is None
