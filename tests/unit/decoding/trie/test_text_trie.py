@@ -225,6 +225,19 @@ def test_removing_a_namespace_leaves_no_token_of_it():
     assert [trie.count(ids(text), "other") for text in ([1, 2], [30, 1, 2], [34, 1])] == [3, 1, 1]
 
 
+@pytest.mark.parametrize("removed", ["old", "new"])
+def test_a_namespace_may_be_removed_after_its_beginning_was_forgotten(removed):
+    trie = Trie(2, bytes_for(60))
+    trie.insert(np.arange(40, dtype=np.int32), "old")
+    trie.insert(np.arange(30, dtype=np.int32), "new")
+    assert 0 < trie.statistics.num_forgotten < 40
+    trie.remove(removed)
+    trie.check()
+    trie.insert(np.arange(50, 90, dtype=np.int32), "newest")  # all of "old" is forgotten
+    trie.check()
+    assert [name for name, _ in trie.texts()] == (["new", "newest"] if removed == "old" else ["newest"])
+
+
 def test_what_was_not_inserted_counts_nothing():
     trie = Trie(2)
     trie.insert(ids([1, 2, 3]), "known")
