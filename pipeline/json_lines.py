@@ -19,7 +19,9 @@ def reading(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text: {error.reason} at byte {error.start}.") from error
+        # Its place in the file is unknown: the error counts from the start of a part of the file.
+        byte = error.object[error.start]
+        raise UserError(f"{path} cannot be read as UTF-8 text: byte 0x{byte:02X}: {error.reason}.") from error
 
 
 def json_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[str, Any]]:
