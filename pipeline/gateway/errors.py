@@ -24,6 +24,8 @@ _INTERNAL = re.compile(
     r"model instance|std::|boost::",
     re.I,
 )
+# A place in a client's JSON schema, which looks like a path.
+_IN_SCHEMA = re.compile(r"\b(?:Pointer|Resource) '[^']*'")
 # Dynamo's words for a prompt that is too long, for which OpenAI's API has a code.
 _TOO_LONG = "maximum context length"
 _UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to parse the request)")
@@ -54,9 +56,10 @@ def refusal_of(status: int, text: str, request_id: str) -> Refusal:
         return unavailable()
     if _UNREADABLE.search(text):  # Triton returns 500, but the request is wrong
         return Refusal(400, _shown(text))
-    if status == 501 and not _INTERNAL.search(text):  # the model does not support the request
+    is_internal = _INTERNAL.search(_IN_SCHEMA.sub("", text)) is not None
+    if status == 501 and not is_internal:  # the model does not support the request
         return Refusal(400, _shown(text))
-    if status >= 500 or _INTERNAL.search(text):
+    if status >= 500 or is_internal:
         logger.error("request %s: %d %s", request_id, status, text)
         if status in (503, 504):
             return Refusal(status, "the server could not answer; send the request again", BUSY_RETRY_S)

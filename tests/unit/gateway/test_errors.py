@@ -22,6 +22,8 @@ SENTENCE = "max_tokens is -8; it must be at least 1"
         (500, "Unable to parse 'data': attempt to access JSON non-number", 400, "Unable to parse 'data'"),
         (500, "failed to parse the request JSON buffer: Invalid value. at 0", 400, "failed to parse the request"),
         (400, "prompts with and/or without <|im_start|> are fine", 400, "and/or without <|im_start|>"),
+        (400, "no guide: Pointer '/definitions/a/b' does not exist", 400, "'/definitions/a/b'"),
+        (400, "no guide: Resource 'https://a.example/b/c' is not present", 400, "'https://a.example/b/c'"),
         (404, "Request for unknown model: 'x' is not found", 404, "unknown model"),
         (501, "doesn't support models with decoupled transaction policy", 400, "doesn't support models with decoupled"),
     ],
@@ -48,6 +50,7 @@ def test_a_wrong_field_is_named_without_a_position_in_another_body() -> None:
         (400, "Stub process 'tensorrt_llm_0_0' is not healthy.", 503),
         (400, "Failed to process the request(s) for model instance 'lookahead_bls_0_0', message: x", 400),
         (400, "At:\n  /srv/app/model.py(33): execute", 400),
+        (400, "Pointer '/a/b' and /srv/app/x", 400),
         (500, "the region la0123456789ab is gone", 500),
         (503, "anything", 503),
         (500, "Failed to parse chat completion response", 500),  # Dynamo's, of a worker that ended
@@ -57,7 +60,7 @@ def test_internal_text_stays_inside(status, text, expected):
     refusal = refusal_of(status, text, "f00")
 
     assert refusal.status == expected
-    for word in ("la0123456789ab", "Stub", "KeyError", "model.py", "instance", "anything"):
+    for word in ("la0123456789ab", "Stub", "KeyError", "model.py", "/srv/", "instance", "anything"):
         assert word not in refusal.sentence
     assert refusal.retry_after_s is not None or "f00" in refusal.sentence
 
