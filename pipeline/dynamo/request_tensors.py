@@ -36,7 +36,7 @@ from pipeline.gateway.annotations import (
     stop_words_option,
 )
 from pipeline.triton_models.guide_tensors import guide_tensors, wanted_tensors
-from pipeline.triton_models.tensors import TRUE, Array, float_tensor, int_tensor, text_tensor
+from pipeline.triton_models.tensors import Array, float_tensor, int_tensor, text_tensor
 
 # Default temperature of the OpenAI API.
 _DEFAULT_TEMPERATURE = 1.0
@@ -75,8 +75,8 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         "text_input": text_tensor(""),
         "input_ids": np.asarray([ids], np.int32),
         "max_tokens": int_tensor(resumed + remaining),
-        "stream": TRUE,
-        "return_statistics": TRUE,
+        "stream": np.asarray([[True]]),
+        "return_statistics": np.asarray([[True]]),
         "seed": np.asarray([[_seed(sampling.get("seed"), context_id)]], np.uint64),
     }
     if resumed:

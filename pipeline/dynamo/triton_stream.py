@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipeline.errors import EngineError, RequestError, streamed_error
@@ -16,9 +17,9 @@ from pipeline.gateway.spec import TRITON_GRPC_KEY
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.triton_grpc import LASTING_CHANNEL, StreamCalls, infer_request, tensors_of
 from pipeline.triton_models.spans import TRACEPARENT
-from pipeline.triton_models.tensors import TRUE, Array, text_tensor
+from pipeline.triton_models.tensors import Array, text_tensor
 
-_STOP = {"stop": TRUE}
+_STOP = {"stop": np.asarray([[True]])}
 # Time limit for the answer of a server that hangs.
 _READY_S = 2.0
 

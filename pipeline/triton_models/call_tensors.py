@@ -10,7 +10,7 @@ from pipeline.triton_models.engine_binding import EngineBinding
 from pipeline.triton_models.guide_tensors import guide_tensors, wanted_tensors
 from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.steps import Step
-from pipeline.triton_models.tensors import TRUE, Array, float_tensor, int_tensor, pack_word_list, text_tensor
+from pipeline.triton_models.tensors import Array, float_tensor, int_tensor, pack_word_list, text_tensor
 from pipeline.triton_models.text_request import TextRequest
 
 # Distance of the seeds of two calls of one request: odd, so that all differ, and far from seeds that clients choose.
@@ -29,8 +29,8 @@ def call_tensors(
         "input_ids": context[None].astype(np.int32),
         "input_lengths": int_tensor(len(context)),
         "request_output_len": int_tensor(step.num_tokens),
-        "exclude_input_in_output": TRUE,
-        "return_perf_metrics": TRUE,
+        "exclude_input_in_output": np.asarray([[True]]),
+        "return_perf_metrics": np.asarray([[True]]),
         "temperature": float_tensor(1.0 if params.greedy else params.temperature),
         "runtime_top_k": int_tensor(1 if params.greedy else params.top_k),
         "seed": np.asarray([[_seed(params.seed, call_number, traits.keyed_noise)]], np.uint64),
@@ -51,7 +51,7 @@ def call_tensors(
         elif step.num_tokens <= num_missing:  # a longer call may end with one of them
             bad_words = (*bad_words, *((token,) for token in late))
     if streamed:
-        tensors["streaming"] = TRUE
+        tensors["streaming"] = np.asarray([[True]])
     if stops := stop_tokens(request) if streamed else _end_tokens(request):
         tensors["stop_words_list"] = pack_word_list(stops)[None]
     if bad_words:

@@ -12,7 +12,6 @@ from pipeline.decoding.log_probs import LogitsWanted, TokenLogProbs, check_wante
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RequestError
 from pipeline.triton_models.tensors import (
-    TRUE,
     Array,
     Tensors,
     flag,
@@ -68,7 +67,7 @@ def wanted_tensors(wanted: LogitsWanted, of_prompt: bool) -> dict[str, Array]:
         "return_generation_logits": wanted.generation_logits,
         "return_context_logits": wanted.context_logits and of_prompt,
     }
-    tensors: dict[str, Array] = {name: TRUE for name, value in flags.items() if value}
+    tensors: dict[str, Array] = {name: np.asarray([[True]]) for name, value in flags.items() if value}
     return tensors | {"num_top_logprobs": int_tensor(wanted.num_top)} if wanted.num_top else tensors
 
 

@@ -16,7 +16,7 @@ from pipeline.engine.traits import REQUIRED_OUTPUTS
 from pipeline.errors import RequestError
 from pipeline.repository.names import FRONT_MODEL, TARGET_MODEL
 from pipeline.triton_models.sequences import NUM_SEQUENCES, num_sequences
-from pipeline.triton_models.tensors import TRUE, Array, Tensors, flag
+from pipeline.triton_models.tensors import Array, Tensors, flag
 
 # Inputs of the request that stops an engine's request with the same id. Triton needs the required inputs in it.
 _ONE = np.ones((1, 1), np.int32)
@@ -24,7 +24,7 @@ ENGINE_STOP: Mapping[str, Array] = {
     "input_ids": _ONE,
     "input_lengths": _ONE,
     "request_output_len": _ONE,
-    "stop": TRUE,
+    "stop": np.asarray([[True]]),
 }
 
 
@@ -42,7 +42,7 @@ class WorkingModel:
 WORKING_MODELS: Mapping[str, WorkingModel] = {
     model.name: model
     for model in (
-        WorkingModel(FRONT_MODEL, "stream", {"stop": TRUE}, frozenset({"text_output"})),
+        WorkingModel(FRONT_MODEL, "stream", {"stop": np.asarray([[True]])}, frozenset({"text_output"})),
         WorkingModel(TARGET_MODEL, "streaming", ENGINE_STOP, frozenset(REQUIRED_OUTPUTS)),
     )
 }

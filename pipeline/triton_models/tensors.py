@@ -17,7 +17,6 @@ from pipeline.errors import RequestError
 
 Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
-TRUE: Array = np.asarray([[True]])
 
 
 def int_tensor(value: int) -> Array:
