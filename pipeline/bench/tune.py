@@ -82,9 +82,11 @@ def tune(
 
 def winners(chosen: Sequence[Candidate], rows: Sequence[SummaryRow]) -> tuple[int | None, LookaheadConfig | None]:
     """The draft budget and the window of the fastest candidates, None if none is faster than plain decoding: its whole
-    interval must be above 1, or its speedup if it was measured once."""
+    interval must be above 1, or its speedup if it was measured once. A candidate of which no draft was accepted is
+    faster by chance only."""
     by_name = {each.name: each for each in chosen}
-    faster = [row for row in rows if row.strategy in by_name and (row.speedup_low or row.speedup or 0.0) > 1]
+    drafting = [row for row in rows if row.strategy in by_name and row.acceptance_length > 1]
+    faster = [row for row in drafting if (row.speedup_low or row.speedup or 0.0) > 1]
     ranked = [by_name[row.strategy] for row in sorted(faster, key=lambda row: row.speedup or 0.0, reverse=True)]
     budgets = [each.max_draft_tokens for each in ranked if each.max_draft_tokens is not None]
     windows = [each.lookahead for each in ranked if each.lookahead is not None]

@@ -9,8 +9,10 @@ from pipeline.config.schema import LookaheadConfig
 from pipeline.errors import UserError
 
 
-def row(strategy: str, speedup: float, low: float | None = None) -> SummaryRow:
-    return SummaryRow.model_construct(task="overall", strategy=strategy, speedup=speedup, speedup_low=low)
+def row(strategy: str, speedup: float, low: float | None = None, acceptance_length: float = 1.5) -> SummaryRow:
+    return SummaryRow.model_construct(
+        task="overall", strategy=strategy, speedup=speedup, speedup_low=low, acceptance_length=acceptance_length
+    )
 
 
 def test_every_candidate_fits_the_engine_and_is_what_its_name_says() -> None:
@@ -57,3 +59,8 @@ def test_a_candidate_wins_only_if_its_whole_interval_is_faster() -> None:
     chosen = [Candidate("a", "hybrid", 4), Candidate("b", "hybrid", 8)]
     assert winners(chosen, [row("none", 1.0, 1.0), row("a", 1.2, 1.1), row("b", 1.4, 0.9)]) == (4, None)
     assert winners(chosen, [row("none", 1.0, 1.0), row("a", 1.2, 0.98), row("b", 1.4, 0.9)]) == (None, None)
+
+
+def test_a_candidate_without_accepted_drafts_does_not_win() -> None:
+    chosen = [Candidate("a", "hybrid", 4), Candidate("b", "hybrid", 8)]
+    assert winners(chosen, [row("none", 1.0), row("a", 1.6, acceptance_length=1.0), row("b", 1.2)]) == (8, None)
