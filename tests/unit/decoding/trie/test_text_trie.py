@@ -230,7 +230,9 @@ def test_a_namespace_may_be_removed_after_its_beginning_was_forgotten(removed):
     trie = Trie(2, bytes_for(60))
     trie.insert(np.arange(40, dtype=np.int32), "old")
     trie.insert(np.arange(30, dtype=np.int32), "new")
-    assert 0 < trie.statistics.num_forgotten < 40
+    num_forgotten = trie.statistics.num_forgotten
+    assert 2 < num_forgotten < 40
+    assert next(trie.texts())[1].tolist() == list(range(num_forgotten - 2, 40))  # two slots open the text
     trie.remove(removed)
     trie.check()
     trie.insert(np.arange(50, 90, dtype=np.int32), "newest")  # all of "old" is forgotten
