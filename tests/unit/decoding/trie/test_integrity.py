@@ -47,6 +47,10 @@ def assert_damaged(trie: Trie, fault: str) -> None:
         trie.check()
 
 
+def test_an_empty_trie_is_whole() -> None:
+    Trie(BRANCH).check()
+
+
 @pytest.mark.parametrize(
     ("counter", "value", "fault"),
     [
