@@ -19,7 +19,8 @@ from pipeline.errors import ServerError
 from pipeline.server.discovery import ETCD_LEASE_TTL, FILE_KV, has_other_machines, needed_urls
 from pipeline.server.ports import LOOPBACK, free_port
 from pipeline.server.service import Service
-from pipeline.server.state import SERVICES, ServerState, answers, reachable
+from pipeline.server.state import SERVICES, ServerState, reachable
+from pipeline.server.watch import answers
 
 FRONT_END, WORKER = "front-end", "worker"
 DISCOVERY = "discovery"

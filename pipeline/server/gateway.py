@@ -18,7 +18,8 @@ from pipeline.server.companions import changing_state
 from pipeline.server.discovery import listed_s
 from pipeline.server.ports import LOOPBACK, OpenAIPorts
 from pipeline.server.service import Service
-from pipeline.server.state import GATEWAY, SERVICES, ServerState, answers, reachable, service_state_path
+from pipeline.server.state import GATEWAY, SERVICES, ServerState, reachable, service_state_path
+from pipeline.server.watch import answers
 
 SPEC = "gateway.json"
 # Name of the gateway's port for OpenAI clients.

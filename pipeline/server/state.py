@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-import httpx
 import psutil
 from pydantic import Field, ValidationError
 
@@ -19,6 +18,7 @@ from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS
 from pipeline.server.leftovers import run_clean_up
 from pipeline.server.ports import LOOPBACK
 from pipeline.server.processes import MARK, marked_processes, remove_shm
+from pipeline.server.watch import answers
 
 State = TypeVar("State", bound=Frozen)
 STATE = "server.json"
@@ -151,15 +151,6 @@ def read_state(path: Path, kind: type[State]) -> State | None:
 
 def is_ready(state: ServerState) -> bool:
     return answers(f"{state.http_url}/v2/health/ready")
-
-
-def answers(url: str) -> bool:
-    """Whether a GET request to a URL of this machine returns 200. Ignores the environment's proxy."""
-    try:
-        # Plain HTTP: without `verify=False` each request loads the certificates, 17 ms of processor time.
-        return httpx.get(url, timeout=2.0, trust_env=False, verify=False).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def end_guards(drains: Mapping[int, bool]) -> None:

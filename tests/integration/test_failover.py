@@ -24,7 +24,8 @@ from pipeline.repository.names import TARGET_MODEL
 from pipeline.server.client import TextQuery, complete
 from pipeline.server.figures import read_metrics
 from pipeline.server.processes import marked_processes, model_processes
-from pipeline.server.state import answers, find_own, find_server, is_ready, replica_dir
+from pipeline.server.state import find_own, find_server, is_ready, replica_dir
+from pipeline.server.watch import answers
 from tests.integration.servers import TORCH, prepared
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, wait_for

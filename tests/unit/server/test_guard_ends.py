@@ -18,7 +18,6 @@ from pipeline.config.places import places
 from pipeline.engine.command import Listening, StartCommand
 from pipeline.errors import ServerError
 from pipeline.server.guard import OWNER, STOP_SECONDS, GuardSpec
-from pipeline.server.log import MAX_LOG_BYTES, VERBOSE_LOG
 from pipeline.server.processes import model_processes, shm_files
 from pipeline.server.server import stop_server
 from pipeline.server.state import STATE, find_server, is_ready
@@ -107,17 +106,6 @@ def test_no_other_user_can_read_what_a_server_shares_or_says(fake, tmp_path):
     assert len(files) == 2
 
     assert wait_for(lambda: {path.stat().st_mode & 0o077 for path in files} == {0})
-    server.stop()
-
-
-def test_the_verbose_log_of_a_running_server_is_bounded(fake, tmp_path):
-    server = start(tmp_path)
-    path = server.run_dir / VERBOSE_LOG
-    path.touch()
-    os.truncate(path, MAX_LOG_BYTES + 1)
-
-    wait_for(lambda: not path.stat().st_size)
-    assert Path(f"{path}.old").stat().st_size == MAX_LOG_BYTES + 1
     server.stop()
 
 

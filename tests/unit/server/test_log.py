@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from pipeline.files import log_tail
 from pipeline.server import log as module
-from pipeline.server.log import KEPT_LOGS, LOG, crash_log, keep_previous, kept_log, limit_size, was_stopped, write_end
+from pipeline.server.log import (
+    KEPT_LOGS,
+    LOG,
+    MAX_LOG_BYTES,
+    VERBOSE_LOG,
+    crash_log,
+    keep_previous,
+    kept_log,
+    limit_size,
+    was_stopped,
+    write_end,
+)
+from tests.servers import wait_for
+from tests.unit.server.fake_server import start
 
 
 def write(folder: Path, text: str, stopped: bool | None) -> None:
@@ -85,3 +99,14 @@ def test_the_log_of_a_running_server_is_bounded_also_if_it_was_removed(tmp_path,
             assert written.read() == b"goes on\n"
     if lost != "folder":
         assert (path.parent / f"{LOG}.old").read_bytes() == b"short\ntoo long\n"
+
+
+def test_the_verbose_log_of_a_running_server_is_bounded(fake, tmp_path):
+    server = start(tmp_path)
+    path = server.run_dir / VERBOSE_LOG
+    path.touch()
+    os.truncate(path, MAX_LOG_BYTES + 1)
+
+    wait_for(lambda: not path.stat().st_size)
+    assert Path(f"{path}.old").stat().st_size == MAX_LOG_BYTES + 1
+    server.stop()

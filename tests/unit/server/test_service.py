@@ -21,7 +21,7 @@ from pipeline.server.service import (
     stop_service,
     wait_until_ready,
 )
-from pipeline.server.state import answers
+from pipeline.server.watch import answers
 from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, processes_of, wait_for
