@@ -23,9 +23,9 @@ REFUSED_PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """concurrency: number of clients. duration_s: time during which requests are sent. grace_s: further time after
-    which requests in flight count as errors. max_requests: limit of requests, if any. max_rate: limit of requests per
-    second over all clients, if any."""
+    """How many requests to send, and for how long. concurrency: number of clients. duration_s: time during which
+    requests are sent. grace_s: further time after which requests in flight count as errors. max_requests: limit of
+    requests, if any. max_rate: limit of requests per second over all clients, if any."""
 
     concurrency: int
     duration_s: float

@@ -8,10 +8,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """folder: argument of `from_pretrained`. gguf_file: name inside the folder, or None for safetensors. architecture:
-    class name as in config.json. content_hash: of weights, config and tokenizer. weight_files: absolute paths.
-    code_files: the checkpoint's Python code with its data, for converters that run it; None if running it is not
-    allowed."""
+    """The files of a checkpoint. folder: argument of `from_pretrained`. gguf_file: name inside the folder, or None for
+    safetensors. architecture: class name as in config.json. content_hash: of weights, config and tokenizer.
+    weight_files: absolute paths. code_files: the checkpoint's Python code with its data, for converters that run it;
+    None if running it is not allowed."""
 
     folder: Path
     gguf_file: str | None

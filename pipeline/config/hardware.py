@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """gpu: name of the first CUDA device that torch can use; None without one. compute_capability: e.g. 90; 0 without a
-    GPU."""
+    """What engines on this machine can use. gpu: name of the first CUDA device that torch can use; None without one.
+    compute_capability: e.g. 90; 0 without a GPU."""
 
     gpu: str | None
     compute_capability: int

@@ -19,8 +19,8 @@ SHIPPED = _IN_WHEEL if _IN_WHEEL.is_dir() else CODE
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """home: folder of the shipped configs/, triton_repo/ and docker/. engines: built artifacts. cache: downloads, may
-    be deleted. work: folder whose configs/ take precedence over the shipped ones."""
+    """Folders of this program. home: of the shipped configs/, triton_repo/ and docker/. engines: built artifacts.
+    cache: downloads, may be deleted. work: folder whose configs/ take precedence over the shipped ones."""
 
     home: Path
     engines: Path

@@ -14,7 +14,8 @@ from pipeline.decoding.tree import ROOT, DraftTree, children_of
 
 
 class Accepted(NamedTuple):
-    """nodes: accepted path, from the root's child down. token_ids: the tokens of the path, then the target's next."""
+    """The part of a draft tree that the target chose. nodes: accepted path, from the root's child down. token_ids: the
+    tokens of the path, then the target's next."""
 
     nodes: list[int]
     token_ids: list[int]

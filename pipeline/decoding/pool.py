@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, tree_from_lists
 
-# Ratio of a candidate's weight to that of the next more recent one.
+# Weight of a candidate relative to that of the next more recent one.
 RECENCY = 0.7
-# Weight of other continuations than the candidates.
+# Weight of all continuations that are not in the pool.
 ESCAPE = 3.0
 
 

@@ -26,9 +26,9 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class StartCommand:
-    """environment: all variables. clean_up: command that removes leftovers of the processes, if any. shown: the
-    variables to display. links: symbolic links that the command uses, created before it runs and removed with the
-    server's shared memory."""
+    """A command that starts a server. environment: all variables. clean_up: command that removes leftovers of the
+    processes, if any. shown: the variables to display. links: symbolic links that the command uses, created before it
+    runs and removed with the server's shared memory."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]

@@ -76,8 +76,8 @@ class NodeLogits(Protocol):
 
 @dataclass(slots=True)
 class ReuseCounters:
-    """Prefix reuse since the start. num_hits, num_opened: sequences with reused KV, and all. num_reused_tokens,
-    num_prompt_tokens: their tokens with reused KV, and all."""
+    """Prefix reuse since the start. num_hits: sequences with reused KV, of num_opened. num_reused_tokens: their tokens
+    with reused KV, of num_prompt_tokens."""
 
     num_hits: int = 0
     num_opened: int = 0

@@ -45,7 +45,7 @@ class Waiting:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the request waits for a slot only. This includes one whose guide was refused, which fails at its
+        """Whether the request waits only for a slot. True if its guide was refused, because it then fails at its
         start."""
         return self.matcher is None or self.matcher.done()
 

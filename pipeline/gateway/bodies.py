@@ -17,7 +17,7 @@ from pipeline.gateway.refusal import Refusal
 
 # Deepest nesting of lists and objects. Tensors need four levels, JSON schemas rarely twenty.
 MAX_DEPTH = 64
-# A time limit that is noticed later than this has run while all processes were suspended.
+# If a time limit is noticed later than this, all processes were suspended meanwhile.
 _LATE_S = 1.0
 # Range of the integer datatypes of tensors.
 _INTEGERS = range(-(1 << 63), 1 << 64)

@@ -26,7 +26,7 @@ _FOREIGN = (
 GRACE_S = 60
 # After waiting this long for the headers of a request, a connection may be closed to make room for another one.
 IDLE_S = 1.0
-# A client that has read nothing of a waiting response for so long is disconnected. Its request would never end.
+# A client that reads nothing of its response for this time is disconnected, because its request would never end.
 STALL_S = 60.0
 
 

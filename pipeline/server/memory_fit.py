@@ -18,8 +18,8 @@ _OTHER_BYTES = 900 << 20
 
 
 class MemoryFit(NamedTuple):
-    """needed_bytes: memory of the model as configured. setting: override that makes it fit; "" if none is needed, None
-    if no override is enough."""
+    """Memory that a model needs on this machine. needed_bytes: as configured. setting: override that makes it fit; ""
+    if none is needed, None if no override is enough."""
 
     needed_bytes: int
     setting: str | None

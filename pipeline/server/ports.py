@@ -25,8 +25,8 @@ _numbers = count(random.randrange(len(_FREE)))
 
 
 class OpenAIPorts(NamedTuple):
-    """public: port of the OpenAI API for clients. front_end: port of the front end, which the gateway uses. The same
-    port without a gateway."""
+    """Ports of the OpenAI API. public: for clients. front_end: of the front end, which the gateway uses. Both are the
+    same without a gateway."""
 
     public: int
     front_end: int

@@ -46,7 +46,7 @@ def model_processes(server_id: str) -> dict[int, str]:
 
 
 def remove_environments() -> None:
-    """Remove the empty folders of killed servers. Their names do not tell whose they are, so all stay while any process
+    """Remove the empty folders of killed servers. Their names do not show their owner, so all stay while any process
     has loaded Triton's Python backend."""
     paths = glob.glob(_ENVIRONMENTS)  # listed first: a server that starts now keeps its folder
     for pid in _pids() if paths else ():

@@ -131,7 +131,7 @@ def start_service(service: Service, run_dir: Path, *, ends_with: tuple[str, ...]
     running = RunningService(service, state, folder, guard)
     try:
         write_whole(folder / SERVICE_STATE, state.model_dump_json(indent=2) + "\n")
-    except BaseException:  # a full disk; without its state file nobody would find the service
+    except BaseException:  # a full disk; without its state file no command would find the service
         running.stop()
         raise
     return running

@@ -35,7 +35,7 @@ class _Failures:
         now = time.monotonic()
         if (age_s := now - self._checked_at) >= _LIVE_PERIOD_S:
             self._checked_at = now
-            # A late check follows a suspension of this process. The other one may then continue a moment later.
+            # A late check follows a suspension of this process. The checked one may continue a moment later.
             if age_s > 2 * _LIVE_PERIOD_S or self._check():
                 self._since = now
         return now - self._since

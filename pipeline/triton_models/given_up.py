@@ -22,7 +22,7 @@ _GIVEN_UP = re.compile(r"Stub process '(\w+)_\d+_\d+' is not healthy")
 
 
 def end_server_if_given_up(text: str) -> None:
-    """Kill the server of this process if the text of an error says that a model has died whose process runs. Does
+    """Kill the server of this process if the text of an error reports a dead model although its process runs. Does
     nothing without a guard, which starts the server again."""
     found = _GIVEN_UP.search(text)
     if found is None or handover_dir() is None:

@@ -21,7 +21,8 @@ from pipeline.triton_models.text_request import TextRequest
 
 
 class Route(NamedTuple):
-    """model: index among the served models. strategy: never "auto". lookahead: W, N and G to send, if any."""
+    """Model and strategy for a request. model: index among the served models. strategy: never "auto". lookahead: W, N
+    and G to send, if any."""
 
     model: int
     strategy: str

@@ -31,8 +31,8 @@ MAX_DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """budget: draft tokens per step. batch_size: sequences in flight. steps: total of all sequences. ms: processor time
-    per sequence and step without the pass, the minimum of several repeats."""
+    """Time of steps without their passes. budget: draft tokens per step. batch_size: sequences in flight. steps: total
+    of all sequences. ms: processor time per sequence and step, the minimum of several repeats."""
 
     budget: int
     batch_size: int

@@ -45,8 +45,8 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class TrieMeasurement(Measurement):
-    """num_held: tokens in the trie. bytes_per_token: memory in use per token in the trie. resident_bytes_growth: growth
-    of the process's resident memory since before the trie."""
+    """Measurement of the trie. num_held: tokens in the trie. bytes_per_token: memory in use per token in the trie.
+    resident_bytes_growth: growth of the process's resident memory since before the trie."""
 
     num_held: int
     num_nodes: int

@@ -66,7 +66,7 @@ def target(context: BuildContext, instance: Instance, engine: Path, artifact: Ar
 
 
 def parameter_values(context: BuildContext, instance: Instance, engine: Path, tokenizer: Path) -> dict[str, Value]:
-    """Typed parameters of an instance. The backend has defaults for omitted ones."""
+    """Typed parameters of an instance. For others the backend uses its defaults."""
     trt = context.trt
     values: dict[str, Value] = {
         name: entry.default

@@ -24,7 +24,7 @@ THEMES = {"light": "#1f2933", "dark": "#f5f7fa"}
 
 
 class Plot(NamedTuple):
-    """svg: text of the SVG element."""
+    """A plot for the HTML page. svg: text of the SVG element."""
 
     title: str
     svg: str

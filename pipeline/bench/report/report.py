@@ -15,7 +15,7 @@ FEW_REQUESTS = 5
 
 
 class Table(NamedTuple):
-    """columns: their headings. rows: one text per column."""
+    """A table of texts. columns: their headings. rows: one text per column."""
 
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
@@ -28,7 +28,7 @@ class Table(NamedTuple):
 
 
 class Section(NamedTuple):
-    """is_measured: whether the table holds measurements, not the environment."""
+    """A section of the report. is_measured: whether the table holds measurements, not the environment."""
 
     title: str
     text: str

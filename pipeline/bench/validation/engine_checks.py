@@ -56,7 +56,7 @@ _LIMITS = EngineLimits(max_batch_size=16, max_seq_len=1024, max_num_tokens=1024,
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """model: name of a model config with an available checkpoint. shapes: keys of `SHAPES`. num_prompts,
+    """What to check. model: name of a model config with an available checkpoint. shapes: keys of `SHAPES`. num_prompts,
     max_new_tokens: size of the generations with the model."""
 
     device: Device

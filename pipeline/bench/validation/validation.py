@@ -34,8 +34,8 @@ SERVER = "{server}"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """arguments: of the `lookahead` command. needs: stages that must have passed. always: run also at the end of an
-    interrupted run."""
+    """One command of a validation. arguments: of the `lookahead` command. needs: stages that must have passed. always:
+    run also at the end of an interrupted run."""
 
     name: str
     purpose: str
@@ -46,7 +46,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """reason: of a skipped or failed stage. log: file with the whole output. tail: its last lines after a failure."""
+    """Outcome of a stage. reason: of a skipped or failed stage. log: file with the whole output. tail: its last lines
+    after a failure."""
 
     name: str
     purpose: str
@@ -119,8 +120,8 @@ def run_stages(
     on_result: Callable[[list[StageResult]], None] = lambda results: None,
 ) -> list[StageResult]:
     """Run stages one after the other, with logs in out_dir. server_address: returns the address of the running server,
-    if there is one. timeout_s: limit of a stage. on_result: called after each stage with the results of all stages;
-    those that have not run are skipped ones."""
+    if there is one. timeout_s: limit of a stage. on_result: called after each stage with the results of all stages, of
+    which those to come are "skipped"."""
     out_dir.mkdir(parents=True, exist_ok=True)
     results: list[StageResult] = []
     outcome: dict[str, Outcome] = {}

@@ -21,7 +21,8 @@ LOGITS = "logits"
 
 @dataclass(slots=True, eq=False)
 class HashedSequence:
-    """rows: by position in the sequence, hash of the logits from which the token was chosen."""
+    """A sequence of the wrapped engine. rows: by position in the sequence, hash of the logits from which the token was
+    chosen."""
 
     own: EngineSequence
     tokens: list[int]
@@ -105,9 +106,9 @@ def row_hash(logits: NodeLogits, row: int) -> bytes:
 def rows_by_prompt(
     sequences: Sequence[HashedSequence], prompts: Mapping[str, Sequence[int]]
 ) -> dict[str, list[dict[int, bytes]]]:
-    """Group the recorded rows by prompt. prompts: token ids by prompt id. A sequence belongs to the longest prompt that
-    it begins with, and to all prompts with the same tokens; one resumed after an interruption also begins with some
-    output."""
+    """Group the recorded rows by prompt. prompts: token ids by prompt id. A sequence counts for the longest prompt that
+    it begins with, and for all prompts with the same tokens. It may begin with more than the prompt, because a sequence
+    that was resumed after an interruption begins with a part of the output."""
     found: dict[str, list[dict[int, bytes]]] = {prompt_id: [] for prompt_id in prompts}
     for sequence in sequences:
         fitting = [key for key, ids in prompts.items() if sequence.tokens[: len(ids)] == list(ids)]

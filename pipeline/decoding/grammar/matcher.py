@@ -18,8 +18,9 @@ _NO_CHILDREN: Mapping[int, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """end_id: llguidance's end token. end_ids: the request's end tokens, permitted exactly where the output matches the
-    grammar. Where only they are permitted, one of them is forced: end_id if it is among them, else the smallest."""
+    """End tokens of an output with a grammar. end_id: llguidance's. end_ids: the request's, permitted exactly where the
+    output matches the grammar. Where only they are permitted, one of them is forced: end_id if it is among them, else
+    the smallest."""
 
     end_id: int
     end_ids: frozenset[int]
@@ -208,8 +209,8 @@ class _Guided:
         self._nodes = self._drafts[: drafts.num_fixed]
 
     def add(self, old: int | None, parent: int, token: int) -> int:
-        """Add a node below `parent`, and return its index. old: draft node with its probability and source, if any; a
-        fixed one is in the tree already."""
+        """Return the index of a node below `parent`, which is added unless it is a fixed node. old: index of the node
+        among the drafts, whose probability and source it keeps; None for a token that is not a draft."""
         if old is not None and old < self._num_fixed:
             return old
         above = 1.0 if parent == ROOT else self._nodes[parent][2]

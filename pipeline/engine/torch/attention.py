@@ -30,7 +30,8 @@ from pipeline.engine.torch.slots import Segment, require_cache_memory
 
 
 class SlotCache:
-    """keys, values: [layer, slot, kv_head, max_seq_len, head_dim]. The system allocates pages at their first write."""
+    """The KV cache of transformers' pass. keys, values: [layer, slot, kv_head, max_seq_len, head_dim]. The system
+    allocates pages at their first write."""
 
     def __init__(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         """Raises BuildError if the device has not enough memory."""

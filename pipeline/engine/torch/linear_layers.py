@@ -6,9 +6,8 @@ form, through an operation that torch's inductor emits for frozen weights. For i
 
     weight[n, k]  ~  integers[n, k] * scale[n],    integers in -127 .. 127
 
-The arithmetic is float32: `rows @ integers.T`, times the scale, plus the bias. Neither the rounding of
-the weights nor a kernel depends on the number of rows, so drafts are verified by the same function that decodes without
-drafts.
+The arithmetic is float32: `rows @ integers.T`, times the scale, plus the bias. The rounded weights and the kernel are
+the same for any number of rows. So passes with drafts compute the same function as plain decoding.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _TYPICAL_ROWS = 16
 
 
 class Quantized(NamedTuple):
-    """integers: [out, in] int8. scale: [out] float32."""
+    """A weight in int8. integers: [out, in] int8. scale: [out] float32."""
 
     integers: torch.Tensor
     scale: torch.Tensor

@@ -102,8 +102,8 @@ def caches_hold_a_sequence(context: BuildContext) -> Iterator[Fault]:
 
 
 def sizes_are_those_of_the_built_engine(context: BuildContext) -> Iterator[Fault]:
-    """Sizes leave room for requests, and the builder does not raise max_num_tokens, as it does to a KV cache block and
-    to a full batch with all drafts. engine.max_seq_len includes the drafts."""
+    """engine.max_seq_len, which includes the drafts, leaves room for requests. engine.max_num_tokens holds at least a
+    KV cache block, and a full batch with all drafts; the builder would silently raise a lower value."""
     engine, batch = context.engine, context.engine.max_batch_size
     for mode in context.modes:
         drafts, name = context.max_draft_len(mode), context.resolved.profile.name
