@@ -81,11 +81,11 @@ def _value_of(node: yaml.Node, at: KeyPath, loader: _Loader | _FastLoader, resul
     except ValueError as error:  # a number with thousands of digits, an invalid date
         raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from error
     if value is not None and not isinstance(value, str | int | float):
-        raise yaml.MarkedYAMLError(problem=f"the type {node.tag} is not used here", problem_mark=node.start_mark)
+        raise yaml.MarkedYAMLError(problem=f"the type {node.tag} is not supported", problem_mark=node.start_mark)
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
         raise yaml.MarkedYAMLError(problem="half of a surrogate pair is not a character", problem_mark=node.start_mark)
     if isinstance(value, str) and "\0" in value:
-        raise yaml.MarkedYAMLError(problem="a NUL character is not used here", problem_mark=node.start_mark)
+        raise yaml.MarkedYAMLError(problem="a NUL character is not supported", problem_mark=node.start_mark)
     return value
 
 

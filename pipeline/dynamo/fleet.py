@@ -76,7 +76,7 @@ class Fleet:
                     # The guard of the last server ends the gateway first, then itself.
                     last = [each for each in self.servers if running in gateway and each not in ended]
                     return next((server for server in last if server.has_triton_ended(_LEAD_S)), running)
-                note(f"{running.name} ended and does not start again; the others serve on. Log: {running.log_path}")
+                note(f"{running.name} ended and does not start again; the others still serve. Log: {running.log_path}")
             time.sleep(_POLL_S)
 
     def stop(self) -> None:

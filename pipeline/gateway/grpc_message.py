@@ -20,7 +20,7 @@ def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> int | N
     is_raw = bool(request.raw_input_contents)
     if is_raw and len(request.raw_input_contents) != len(request.inputs):
         raise Refusal(
-            400, f"the request has {len(request.inputs)} inputs and raw contents of {len(request.raw_input_contents)}"
+            400, f"the request has {len(request.inputs)} inputs, and raw contents of {len(request.raw_input_contents)}"
         )
     places = {tensor.name: place for place, tensor in enumerate(request.inputs)}
     if len(places) < len(request.inputs):

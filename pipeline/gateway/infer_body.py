@@ -94,7 +94,7 @@ def _blocks(inputs: list[Json], tail: bytes) -> list[tuple[Json, bytes | None]]:
         blocks.append((tensor, tail[start : start + size]))
         start += size
     if start != len(tail):
-        raise Refusal(400, f"{len(tail) - start} bytes behind the JSON belong to no input")
+        raise Refusal(400, f"{len(tail) - start} bytes after the JSON belong to no input")
     return blocks
 
 

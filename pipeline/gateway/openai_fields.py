@@ -124,7 +124,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
         if body.get(name):
             raise RequestError(f"{name} is not supported; leave it out")
     if "web_search_options" in body:
-        raise RequestError("web_search_options is not supported: the server searches nothing; leave it out")
+        raise RequestError("web_search_options is not supported: the server does not search the web; leave it out")
     if body.get("modalities", ["text"]) != ["text"]:
         raise RequestError('modalities must be ["text"]; this model writes text')
     if body.get("top_logprobs") and body.get("logprobs", False) is False:
@@ -134,7 +134,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     if body.get("best_of") not in (None, 1):
         raise RequestError("best_of is not supported; send n for several choices")
     if body.get("suffix"):
-        raise RequestError("suffix is not supported: the model writes text behind the prompt only; leave suffix out")
+        raise RequestError("suffix is not supported: the model writes text only after the prompt; leave it out")
     for number, message in enumerate(_list(body.get("messages"))):
         content = message.get("content") if isinstance(message, Mapping) else None
         if content == []:

@@ -70,7 +70,7 @@ class Tenant:
         if self.max_namespaces is not None and asked not in self._namespaces:
             if len(self._namespaces) >= self.max_namespaces:
                 raise Refusal(
-                    400, f"namespace {asked[:40]!r} is one too many; {self.max_namespaces} can be used, reuse one"
+                    400, f"namespace {asked[:40]!r} exceeds the limit of {self.max_namespaces}; use an earlier one"
                 )
             self._namespaces.add(asked)
         return asked if self.shares_drafts else self.prefix + asked

@@ -55,7 +55,7 @@ def address_of(words: Sequence[str]) -> GrpcAddress:
     if _is(options.grpc_use_ssl) or not _is(options.allow_grpc):
         raise ServerError(
             "lookahead_bls streams from a TensorRT-LLM engine over its server's gRPC without TLS. Start tritonserver "
-            "without --grpc-use-ssl and --allow-grpc=false; terminate TLS in a proxy."
+            "with gRPC and without --grpc-use-ssl; a proxy in front of it can add TLS."
         )
     headers = {}
     for value in options.grpc_restricted_protocol:

@@ -78,7 +78,7 @@ def load_trie(path: str | Path) -> Trie:
     try:
         return _restored(content, _FIXED.size, header_len)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"The trie {path} is not as this program writes it: {error}. Build it again.") from error
+        raise UserError(f"The trie {path} has an unexpected content: {error}. Build it again.") from error
 
 
 def _restored(content: bytes, offset: int, header_len: int) -> Trie:

@@ -202,7 +202,7 @@ def test_raw_contents_that_do_not_fit_the_inputs_are_refused(alice):
     request = pb.ModelInferRequest(model_name=FRONT_MODEL, raw_input_contents=[b"a", b"b"])
     request.inputs.add(name="x")
 
-    with pytest.raises(Refusal, match="1 inputs and raw contents of 2"):
+    with pytest.raises(Refusal, match="1 inputs, and raw contents of 2"):
         check_request(request, alice, True)
 
 

@@ -42,7 +42,7 @@ def test_our_servers_and_nvidias_launcher_are_found():
 
 @pytest.mark.parametrize("word", ["--grpc-use-ssl", "--grpc-use-ssl=1", "--allow-grpc=false"])
 def test_a_server_without_plain_grpc_is_refused_with_a_sentence(word):
-    with pytest.raises(ServerError, match="without --grpc-use-ssl and --allow-grpc=false"):
+    with pytest.raises(ServerError, match="with gRPC and without --grpc-use-ssl"):
         address_of([word])
 
 

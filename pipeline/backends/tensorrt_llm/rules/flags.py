@@ -60,7 +60,7 @@ def plugins_have_what_they_need(context: BuildContext) -> Iterator[Fault]:
     lora = context.flag("lora_plugin")
     if lora != "disable" and not context.flag("lora_target_modules"):
         remedy = f"Add {build_flag('lora_target_modules')}=attn_qkv, or remove it."
-        yield wrong(build_flag("lora_plugin"), lora, "it is without target modules", remedy)
+        yield wrong(build_flag("lora_plugin"), lora, "it has no target modules", remedy)
     is_llama = context.model.architecture == "LlamaForCausalLM"
     if context.enabled("user_buffer") and not (is_llama and context.enabled("reduce_fusion") and weights == "fp8"):
         yield wrong(

@@ -31,7 +31,7 @@ def architecture_has_an_engine(context: BuildContext) -> Iterator[Fault]:
     name = context.model.architecture
     if release_data.release().model_map.get(name) is None:
         if name in release_data.release().not_in_engine_backend:
-            yield wrong(_ARCHITECTURE, name, "TensorRT-LLM serves it without engines only", "Use backend: torch.")
+            yield wrong(_ARCHITECTURE, name, "TensorRT-LLM serves it only without an engine", "Use backend: torch.")
         else:
             text = f"found {name!r}; TensorRT-LLM {release_data.RELEASE_LINE} has no engine for it."
             hint = did_you_mean(name, release_data.release().model_map)

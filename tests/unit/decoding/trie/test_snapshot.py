@@ -144,7 +144,7 @@ def test_a_header_that_does_not_fit_the_file_is_refused(content: bytes, tmp_path
     path.write_bytes(with_header(content))
     load_trie(path).check()
     path.write_bytes(with_header(content, **changes))
-    with pytest.raises(UserError, match="is not as this program writes it"):
+    with pytest.raises(UserError, match="has an unexpected content"):
         load_trie(path)
 
 
@@ -152,7 +152,7 @@ def test_a_header_that_does_not_fit_the_file_is_refused(content: bytes, tmp_path
 def test_a_header_that_is_none_is_refused(content: bytes, tmp_path: Path, header: bytes):
     path = tmp_path / "a.trie"
     path.write_bytes(signed(content[:12] + len(header).to_bytes(4, "little") + header + content[100:-32]))
-    with pytest.raises(UserError, match="is not as this program writes it"):
+    with pytest.raises(UserError, match="has an unexpected content"):
         load_trie(path)
 
 
@@ -198,7 +198,7 @@ def test_a_node_that_points_outside_is_refused(content: bytes, tmp_path: Path, f
     # Row 3 is an inner node: rows 1 and 2 are the first root and its first child.
     place = begin_of_nodes(content) + 3 * NODE.itemsize + NODE.fields[field][1]
     (tmp_path / "a.trie").write_bytes(with_numbers(content, place, value.to_bytes(4, "little", signed=True)))
-    with pytest.raises(UserError, match="is not as this program writes it"):
+    with pytest.raises(UserError, match="has an unexpected content"):
         load_trie(tmp_path / "a.trie")
 
 
