@@ -58,7 +58,7 @@ class GuardSpec:
 
     folder: of the log, of the state file state_name, and of READY_FILE. server_id: value of MARK, and prefix of the
     shared memory. clean_up: command that removes a container. links: symbolic links, created before the start and
-    removed with the shared memory. owner: pid and start time of a process with which the server ends. url: of Triton's
+    removed with the shared memory. owner: pid and start time of a process; the server ends with it. url: of Triton's
     HTTP interface; empty for other processes. hang_seconds: limit of inactivity until the server is ready.
     max_restarts: limit of restarts within restart_window_s. companions: state files of services that end with the last
     of the servers in their `ends_with`. leftovers_path: file in which the server lists what to remove at its end, see

@@ -55,7 +55,7 @@ class ServiceState(GuardedState):
 
     name: str
     ports: dict[str, int] = Field(description="Ports by purpose.")
-    ends_with: tuple[str, ...] = Field((), description="Ids of the servers with the last of which the service ends.")
+    ends_with: tuple[str, ...] = Field((), description="Ids of servers. The service ends with the last one.")
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +95,7 @@ class RunningService:
 def start_service(service: Service, run_dir: Path, *, ends_with: tuple[str, ...] = ()) -> RunningService:
     """Start a service and return at once; `wait_until_ready` waits for it.
 
-    run_dir: run folder of its server. ends_with: ids of servers with the last of which it ends. Raises ServerError if a
+    run_dir: run folder of its server. ends_with: ids of servers; the service ends with the last one. Raises ServerError if a
     service with that name already runs.
     """
     folder = run_dir / SERVICES / service.name

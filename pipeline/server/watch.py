@@ -76,16 +76,16 @@ class HangWatch:
 
 
 class ServiceWatch:
-    """Detects a service that does not respond at a URL, or not with status 200 although all that it needs is there.
-    url: empty to detect nothing. needs: groups of URLs, see `answers`. One of each group must answer; without groups
-    each status is right."""
+    """Detects a service that does not respond. Another status than 200 counts as no response if all that the service
+    needs is there. url: to request; empty to detect nothing. needs: groups of URLs, of each of which one must answer,
+    see `answers`; without groups any status is good."""
 
     def __init__(self, url: str, needs: Sequence[Sequence[str]]) -> None:
         self._url, self._needs = url, needs
         self._failures, self._has_worked = _Failures(self._works), False
 
     def fails(self) -> str:
-        """What the service does not do; empty if it works. Call it often."""
+        """The symptom of a service that does not respond, else an empty text. Call it often."""
         if not self._url:
             return ""
         limit_s = _LIVE_LIMIT_S if self._has_worked else _START_LIMIT_S

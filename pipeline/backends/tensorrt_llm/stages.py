@@ -136,7 +136,7 @@ def is_done(stage: Stage) -> bool:
 
 
 def begin(plan: Plan, stage: Stage) -> None:
-    """Empty the folder of a stage. The container of a killed build would go on writing into it."""
+    """Empty the folder of a stage. First removes the container of a killed build, which would still write into it."""
     _remove_container(plan, stage)
     shutil.rmtree(stage.folder, ignore_errors=True)
     stage.folder.mkdir(parents=True)
