@@ -95,8 +95,8 @@ class RunningService:
 def start_service(service: Service, run_dir: Path, *, ends_with: tuple[str, ...] = ()) -> RunningService:
     """Start a service and return at once; `wait_until_ready` waits for it.
 
-    run_dir: run folder of its server. ends_with: ids of servers; the service ends with the last one. Raises ServerError if a
-    service with that name already runs.
+    run_dir: run folder of its server. ends_with: ids of servers; the service ends with the last one. Raises ServerError
+    if a service with that name already runs.
     """
     folder = run_dir / SERVICES / service.name
     folder.mkdir(parents=True, exist_ok=True)
