@@ -42,7 +42,7 @@ Concurrency = Annotated[
 ]
 Turns = Annotated[
     Literal["first", "all"],
-    typer.Option("--turns", help="first: one turn. all: feed the outputs back as a conversation."),
+    typer.Option("--turns", help="first: the first turn of a row. all: every turn, after the model's own outputs."),
 ]
 CostCurve = Annotated[
     bool, typer.Option("--cost-curve", help="Measure pass times and store them with the engine for the planner.")

@@ -35,7 +35,7 @@ def serve(
         bool, typer.Option("--verbose-log", help="Write Triton's log of every step to triton.log beside server.log.")
     ] = False,
     join: Annotated[
-        bool, typer.Option("--join", help="Add this machine as a worker to the fleet at server.discovery.")
+        bool, typer.Option("--join", help="Add this machine as a worker to the fleet that server.discovery names.")
     ] = False,
     dry_run: DryRun = False,
     verbose: Verbose = False,

@@ -97,7 +97,7 @@ def prune(
     out: Annotated[
         str | None, typer.Option("--out", "-o", help="Output file or URL; default: the snapshot itself.")
     ] = None,
-    times: Annotated[int, typer.Option("--times", help="Number of halvings.", min=1, max=31)] = 1,
+    times: Annotated[int, typer.Option("--times", help="Number of times to halve the counts.", min=1, max=31)] = 1,
     as_json: Json = False,
 ) -> None:
     """Halve all counts and drop the strings whose count becomes zero."""

@@ -64,7 +64,7 @@ def verify(
         bool,
         typer.Option(
             "--failover",
-            help="Instead, start a fleet, kill its workers and servers, and compare the outputs of the clients.",
+            help="Start a fleet, kill its workers and servers, and compare the clients' outputs. No other check runs.",
         ),
     ] = False,
     num_kills: Annotated[int, typer.Option("--kills", min=1, help="Number of kills with --failover.")] = 20,
