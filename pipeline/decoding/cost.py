@@ -54,34 +54,32 @@ class CostCurve:
         lines = self._lines[min(self._lines, key=lambda measured: (abs(measured - batch_size), measured))]
         low = max((length for length in lines if length < context_len), default=min(lines))
         high = min((length for length in lines if length >= context_len), default=low)
-        times = _interpolated(lines[low], num_tokens)
+        times = _extended(*lines[low], num_tokens)
         if high > low:
             share = (context_len - low) / (high - low)
-            times = (1 - share) * times + share * _interpolated(lines[high], num_tokens)
-        return np.maximum.accumulate(times)
+            times = (1 - share) * times + share * _extended(*lines[high], num_tokens)
+        return times
 
     @cached_property
-    def _lines(self) -> dict[int, dict[int, tuple[Times, Times]]]:
-        """The measured points by batch size and context length: numbers of tokens, and the times of their passes."""
-        lines: dict[int, dict[int, tuple[Times, Times]]] = {}
+    def _lines(self) -> dict[int, dict[int, tuple[Times, float]]]:
+        """By batch size and context length: times of passes of 0, 1, ... tokens up to the last measured point, and the
+        additional time of each further token."""
+        lines: dict[int, dict[int, tuple[Times, float]]] = {}
         for size, length in sorted({(point.batch_size, point.context_len) for point in self.points}):
             at = [point for point in self.points if (point.batch_size, point.context_len) == (size, length)]
-            measured = np.asarray(sorted((point.num_tokens, point.seconds) for point in at))
+            tokens, seconds = zip(*sorted((point.num_tokens, point.seconds) for point in at), strict=True)
             # If a smaller pass took longer than a larger one, its measurement was disturbed.
-            times = np.minimum.accumulate(measured[::-1, 1])[::-1]
-            lines.setdefault(size, {})[length] = measured[:, 0].copy(), times.copy()
+            times = np.minimum.accumulate(seconds[::-1])[::-1]
+            slope = times[-1] / tokens[-1]
+            if len(tokens) > 1:
+                slope = max(slope, (times[-1] - times[-2]) / (tokens[-1] - tokens[-2]))
+            lines.setdefault(size, {})[length] = np.interp(np.arange(tokens[-1] + 1), tokens, times), float(slope)
         return lines
 
 
-def _interpolated(line: tuple[Times, Times], num_tokens: int) -> Times:
-    """[num_tokens + 1] times of passes of 0, 1, ... tokens."""
-    tokens, times = line
-    wanted = np.arange(num_tokens + 1, dtype=np.float64)
-    result: Times = np.interp(wanted, tokens, times)
-    if num_tokens > tokens[-1]:
-        slope = times[-1] / tokens[-1]
-        if len(tokens) > 1:
-            slope = max(slope, (times[-1] - times[-2]) / (tokens[-1] - tokens[-2]))
-        beyond = wanted > tokens[-1]
-        result[beyond] = times[-1] + slope * (wanted[beyond] - tokens[-1])
-    return result
+def _extended(times: Times, slope: float, num_tokens: int) -> Times:
+    """[num_tokens + 1] times of passes of 0, 1, ... tokens. times, slope: see `CostCurve._lines`."""
+    num_beyond = num_tokens + 1 - len(times)
+    if num_beyond <= 0:
+        return times[: num_tokens + 1]
+    return np.concatenate([times, times[-1] + slope * np.arange(1, num_beyond + 1)])

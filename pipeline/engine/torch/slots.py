@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from pipeline.checkpoint.disk import gigabytes
-from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, check_tree, depths
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, check_tree
 from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
 from pipeline.errors import BuildError, BusyError
 
@@ -217,8 +217,10 @@ def _segment(item: VerifyItem, start: int, limits: EngineLimits) -> Segment:
         check_tree(item.tree, limits.vocab_size)
     cached, end = slot.num_cached_tokens, slot.num_cached_tokens + num_pending
     assert end + len(item.tree) <= limits.max_seq_len, "sequence and drafts exceed the slot"
-    positions = np.concatenate([np.arange(cached, end, dtype=np.int32), end - 1 + depths(item.tree)])
-    return Segment(slot, item.tree, start, cached, num_pending, positions)
+    positions = list(range(cached, end))
+    for parent in item.tree.parents.tolist():
+        positions.append(end if parent < 0 else positions[num_pending + parent] + 1)
+    return Segment(slot, item.tree, start, cached, num_pending, np.asarray(positions, np.int32))
 
 
 def require_cache_memory(num_bytes: int, available: int, num_slots: int, max_seq_len: int, place: str) -> None:

@@ -26,8 +26,10 @@ def test_time_is_linear_between_measurements_and_in_context() -> None:
 
 
 def test_beyond_the_last_measurement_the_last_slope_goes_on() -> None:
-    curve = cost_curve([(1, 1, 0, 0.01), (11, 1, 0, 0.11), (12, 1, 0, 0.15)])
+    curve = cost_curve([(1, 1, 0, 0.01), (11, 1, 0, 0.11), (13, 1, 0, 0.19)])
     assert curve.seconds(14, 1, 0) == pytest.approx(0.23)
+    assert curve.seconds(15, 1, 0) == pytest.approx(0.27)
+    assert cost_curve([(1, 1, 0, 0.01), (3, 1, 0, 0.05)]).seconds(4, 1, 0) == pytest.approx(0.07)
     assert cost_curve([(10, 1, 0, 0.01)]).seconds(20, 1, 0) == pytest.approx(0.02)
 
 

@@ -11,10 +11,11 @@ This is for entries of float32. Entries of bfloat16 are in pairs, as the tiles o
 Queries and weights are then rounded to bfloat16, too. Scores, exponentials and sums are float32 in both cases. The
 tiles add the second product of a pair first, so values are added in the order of their places.
 
-A place is an index into a slot. A query attends to the cached places of its slot, and to the places of its own segment
-that its mask permits. Scores, the sum of their exponentials and the weighted sum of values run over places in ascending
-order, and a masked place adds exactly 0. Ancestors in a tree have ascending places, in the order in which they would be
-cached. So a token's bits are the same in a tree, in a chain and alone, with any part of its context cached.
+A place is an index into a slot. A query attends to the cached places of its slot, to its own place, and to those of its
+ancestors in its segment. Scores, the sum of their exponentials and the weighted sum of values run over places in
+ascending order, and a hidden place adds exactly 0. Ancestors in a tree have ascending places, in the order in which
+they would be cached. So a token's bits are the same in a tree, in a chain and alone, with any part of its context
+cached.
 """
 
 from __future__ import annotations
@@ -30,10 +31,8 @@ from pipeline.engine.torch.lean.tables import Floats, Longs
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, bfloat16_tile, float32_tile
 from pipeline.engine.torch.lean.vectors import LANES
 
-# Columns of `segments`: first row of the pass, rows, cached places, slot, 1 if each row attends to all rows before it,
-# start in `masks` and columns of its mask otherwise, rows of a task, and the first task of the segment. A mask [rows,
-# columns] holds 0 for visible places and -inf for others, from the block of the segment's first place on.
-START, LENGTH, CACHED, SLOT, IS_CHAIN, MASK, MASK_WIDTH, TASK_ROWS, FIRST_TASK, NUM_SEGMENT_FIELDS = range(10)
+# Columns of `segments`: first row of the pass, rows, cached places, slot, rows of a task, and the segment's first task.
+START, LENGTH, CACHED, SLOT, TASK_ROWS, FIRST_TASK, NUM_SEGMENT_FIELDS = range(7)
 # Most queries of one task: rows of a segment times the query heads of one key head.
 _MAX_QUERIES = 24
 # Tasks per thread from which on it does not matter whether all threads have equally many.
@@ -74,15 +73,13 @@ def attend(
     cache: Longs,
     rows: Longs,
     segments: Longs,
-    masks: Floats,
     scratch: Floats,
     counter: int,
 ) -> int:
     """One thread's part of a layer's attention. Returns the address of the next phase's counter.
 
     sizes, buffers, cache, rows: see `tables`; QKV_OUT holds rotated queries, ATTENDED gets the results. segments: by
-    the columns above; the row after the last segment holds the number of tasks. masks: see above. scratch: [thread,
-    `scratch_floats`]."""
+    the columns above; the row after the last segment holds the number of tasks. scratch: [thread, `scratch_floats`]."""
     num_segments, num_kv_heads = len(segments) - 1, sizes[tables.NUM_KV_HEADS]
     num_tasks = segments[num_segments, FIRST_TASK]
     segment = 0
@@ -97,7 +94,7 @@ def attend(
         last = min(first + size, segments[segment, LENGTH])
         head = number % num_kv_heads
         each, memory = segments[segment], scratch[thread]
-        _attend_task(sizes, layer, window, buffers, cache, rows, each, masks, memory, first, last, head)
+        _attend_task(sizes, layer, window, buffers, cache, rows, each, memory, first, last, head)
     return counter + PHASE_BYTES
 
 
@@ -110,7 +107,6 @@ def _attend_task(
     cache: Longs,
     rows: Longs,
     segment: Longs,
-    masks: Floats,
     scratch: Floats,
     first: int,
     last: int,
@@ -140,12 +136,12 @@ def _attend_task(
             if is_half:
                 round_row(target, target, blocks)
     # The rows attend to no places but begin .. end - 1; begin is a multiple of 16.
-    end = cached + (last if segment[IS_CHAIN] else segment[LENGTH])
+    end = cached + last
     begin = 0
     if window:
-        least = rows[start + first, 1]
+        least = rows[start + first, tables.ROW_POSITION]
         for row in range(first + 1, last):
-            least = min(least, rows[start + row, 1])
+            least = min(least, rows[start + row, tables.ROW_POSITION])
         begin = max(0, least - window + 1) // LANES * LANES
     seen = end - begin
     num_blocks = (seen + LANES - 1) // LANES
@@ -157,7 +153,7 @@ def _attend_task(
     for row in range(first, last):
         for query in range((row - first) * group, (row - first + 1) * group):
             line = weights + query * line_bytes
-            _hide(line, num_blocks, row, begin, segment, window, rows, masks)
+            _hide(line, num_blocks, row, begin, segment, window, rows)
             exp_row(line, num_blocks, largest(line, num_blocks))
             if is_half:
                 round_swapped(line, line, num_blocks)
@@ -243,38 +239,26 @@ def _product(
 
 
 @kernel
-def _hide(
-    line: int,
-    num_blocks: int,
-    row: int,
-    begin: int,
-    segment: Longs,
-    window: int,
-    rows: Longs,
-    masks: Floats,
-) -> None:
-    """Set the scores of masked places to -inf. line: address of the scores of one row, from place `begin` on."""
+def _hide(line: int, num_blocks: int, row: int, begin: int, segment: Longs, window: int, rows: Longs) -> None:
+    """Set the scores of hidden places to -inf. line: address of the scores of one row, from place `begin` on."""
     start, cached = segment[START], segment[CACHED]
+    num_seen = cached + row + 1 - begin
+    whole = num_seen // LANES
+    if whole < num_blocks:
+        hide_end(line + 4 * LANES * whole, num_blocks - whole, num_seen % LANES)
+    scores = carray(float_pointer(line), LANES * num_blocks)
+    own = cached - begin
+    last = row
+    while last >= 0:
+        above = rows[start + last, tables.ROW_ABOVE]
+        for other in range(max(above + 1, -own), rows[start + last, tables.ROW_RUN]):
+            scores[own + other] = -np.inf
+        last = above
     if window:
-        scores = carray(float_pointer(line), LANES * num_blocks)
-        position = rows[start + row, 1]
-        # In a chain and in the cache, places are positions.
-        in_order = cached + (row if segment[IS_CHAIN] else 0)
-        for place in range(begin, min(in_order, position - window + 1)):
+        oldest = rows[start + row, tables.ROW_POSITION] - window + 1
+        for place in range(begin, min(cached, oldest)):
             scores[place - begin] = -np.inf
-        if not segment[IS_CHAIN]:
-            for other in range(max(0, begin - cached), segment[LENGTH]):
-                if position - rows[start + other, 1] >= window:
-                    scores[cached + other - begin] = -np.inf
-    if segment[IS_CHAIN]:
-        num_seen = cached + row + 1 - begin
-        whole = num_seen // LANES
-        if whole < num_blocks:
-            hide_end(line + 4 * LANES * whole, num_blocks - whole, num_seen % LANES)
-        return
-    first, width = cached // LANES * LANES, segment[MASK_WIDTH]
-    skipped = max(0, begin - first)
-    mask = carray(float_pointer(masks.ctypes.data + 4 * (segment[MASK] + row * width + skipped)), width - skipped)
-    own = carray(float_pointer(line + 4 * (first + skipped - begin)), width - skipped)
-    for index in range(width - skipped):
-        own[index] = own[index] if mask[index] == 0 else np.float32(-np.inf)
+        if oldest > cached:
+            for other in range(max(0, -own), row):
+                if rows[start + other, tables.ROW_POSITION] < oldest:
+                    scores[own + other] = -np.inf

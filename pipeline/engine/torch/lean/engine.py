@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.decoding.compile_cache import is_complete
-from pipeline.decoding.tree import DraftTree, IntArray, ancestor_mask
+from pipeline.decoding.tree import DraftTree, IntArray
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.lean import tables
-from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, max_task_rows, scratch_floats, task_rows
+from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, scratch_floats, task_rows
 from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew
 from pipeline.engine.torch.lean.forward import num_counters, run_pass
 from pipeline.engine.torch.lean.kv_cache import LeanCache
@@ -68,47 +68,41 @@ class LeanEngine(SlotEngine):
         self._buffers = np.zeros((tables.NONE + 1, 2), np.int64)
 
     def _compute(self, segments: Sequence[Segment], wanted: IntArray) -> LeanLogits:
-        rows = np.empty((sum(each.length for each in segments), 3), np.int64)
+        rows: list[tuple[int, ...]] = []
         table: list[tuple[int, ...]] = []
-        masks: list[Floats] = [np.zeros(0, np.float32)]
-        num_tasks = mask_place = 0
+        num_tasks = 0
         group, num_kv_heads = self._plan.group_size, self._plan.num_kv_heads
         for each in segments:
-            own = rows[each.start : each.start + each.length]
-            own[:, tables.ROW_SLOT], own[:, tables.ROW_POSITION] = each.slot.index, each.positions
-            own[:, tables.ROW_PLACE] = np.arange(each.cached, each.cached + each.length)
-            for first, count, is_chain in _parts(each.num_pending, each.tree, max_task_rows(group)):
-                start, cached, width = each.start + first, each.cached + first, 0
-                if not is_chain:
-                    mask = _mask(count - len(each.tree), each.tree, cached % LANES)
-                    masks.append(mask.ravel())
-                    width = mask.shape[1]
-                size = task_rows(count, group, num_kv_heads, self._crew.num_threads)
-                table.append((start, count, cached, each.slot.index, is_chain, mask_place, width, size, num_tasks))
-                mask_place += count * width
-                num_tasks += -(-count // size) * num_kv_heads
+            slot, length = each.slot.index, each.length
+            places = range(each.cached, each.cached + length)
+            runs = _runs(each.num_pending, each.tree)
+            rows += [
+                (slot, position, place, *run)
+                for position, place, run in zip(each.positions.tolist(), places, runs, strict=True)
+            ]
+            size = task_rows(length, group, num_kv_heads, self._crew.num_threads)
+            table.append((each.start, length, each.cached, slot, size, num_tasks))
+            num_tasks += -(-length // size) * num_kv_heads
         table.append((*[0] * (NUM_SEGMENT_FIELDS - 1), num_tasks))
         logits, maxima = self._run(
             np.concatenate([each.token_ids for each in segments]),
-            rows,
+            np.asarray(rows, np.int64),
             np.asarray(table, np.int64),
-            np.concatenate(masks),
             wanted.astype(np.int64),
         )
         return LeanLogits(logits, maxima, self.limits.vocab_size)
 
     def multiply(self, num_rows: int) -> None:
         """Compute only the matrices of a pass over `num_rows` rows and all their logits, for measurements."""
-        none = np.zeros((0, 3), np.int64)
+        none = np.zeros((0, tables.NUM_ROW_FIELDS), np.int64)
         token_ids, wanted = np.zeros(num_rows, np.int32), np.arange(num_rows)
-        self._run(token_ids, none, none, np.zeros(0, np.float32), wanted, matrices_only=True)
+        self._run(token_ids, none, none, wanted, matrices_only=True)
 
     def _run(
         self,
         token_ids: npt.NDArray[np.int32],
         rows: Longs,
         segments: Longs,
-        masks: Floats,
         wanted: Longs,
         matrices_only: bool = False,
     ) -> tuple[Floats, Floats]:
@@ -127,7 +121,7 @@ class LeanEngine(SlotEngine):
         self._counters[:] = 0
         model = self._plan.epsilon, self._matrices, self._norms, self._windows
         context = self._rotation, self._cache.table
-        of_pass = rows, segments, masks, wanted, self._scratch, self._counters
+        of_pass = rows, segments, wanted, self._scratch, self._counters
         arguments = (self._sizes, *model, self._buffers, *context, *of_pass)
         self._crew.run(lambda thread, turn: run_pass(thread, turn, *arguments))
         return logits, maxima
@@ -180,28 +174,13 @@ class LeanEngine(SlotEngine):
             target *= self._tensors["head.scale"][token_ids, None]
 
 
-def _parts(num_pending: int, tree: DraftTree, max_rows: int) -> list[tuple[int, int, bool]]:
-    """Parts of a segment for attention: first row, number of rows, and whether they are a chain. max_rows: most rows
-    of a task.
-
-    Each task of a part with a tree reads all places of the part, so a long prompt before a tree is a part of its
-    own."""
-    is_chain = tree.parents.tolist() == list(range(-1, len(tree) - 1))
-    if is_chain or num_pending <= max_rows:
-        return [(0, num_pending + len(tree), is_chain)]
-    return [(0, num_pending, True), (num_pending, len(tree), False)]
-
-
-def _mask(num_pending: int, tree: DraftTree, skipped: int) -> Floats:
-    """[rows, columns] 0 where a row attends, else -inf. Each row attends to itself and to pending tokens before it,
-    nodes also to their ancestors. skipped: columns for cached places, which come first. Columns are padded to 16."""
-    count = num_pending + len(tree)
-    visible = np.tri(count, dtype=np.bool_)
-    visible[num_pending:, num_pending:] = ancestor_mask(tree)
-    mask = np.full((count, -(-(skipped + count) // LANES) * LANES), -np.inf, np.float32)
-    mask[:, :skipped] = 0
-    mask[:, skipped : skipped + count][visible] = 0
-    return mask
+def _runs(num_pending: int, tree: DraftTree) -> list[tuple[int, int]]:
+    """(ROW_RUN, ROW_ABOVE) of the rows of a segment. Pending tokens follow each other and the cache."""
+    runs = [(0, -1)] * num_pending
+    for parent in tree.parents.tolist():
+        above = num_pending - 1 if parent < 0 else num_pending + parent
+        runs.append(runs[-1] if above == len(runs) - 1 else (len(runs), above))
+    return runs
 
 
 def _rotation(inverse_frequencies: Array, num_positions: int, scale: float) -> Floats:

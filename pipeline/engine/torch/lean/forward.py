@@ -38,7 +38,6 @@ def run_pass(
     cache: Longs,
     rows: Longs,
     segments: Longs,
-    masks: Floats,
     wanted: Longs,
     scratch: Floats,
     counters: Longs,
@@ -47,8 +46,8 @@ def run_pass(
     the matrices, over what the buffers hold, as the lower bound of a pass's time.
 
     turn: see `crew`. sizes, matrices, norms, buffers, rows: by the columns in `tables`. windows: [layer] sliding
-    window, 0 for none. rotation: [2, position, head_dim / 2] cosines and sines. cache: see `tables`. segments, masks,
-    scratch: see `attention`. wanted: rows whose logits are computed. counters: zeros, `num_counters` times
+    window, 0 for none. rotation: [2, position, head_dim / 2] cosines and sines. cache: see `tables`. segments, scratch:
+    see `attention`. wanted: rows whose logits are computed. counters: zeros, `num_counters` times
     `COUNTER_BYTES`."""
     if not enters(turn):
         return
@@ -70,7 +69,7 @@ def run_pass(
         if is_whole:
             counter = rotate_rows(thread, sizes, epsilon, layer, norms[layer], buffers, rotation, cache, rows, counter)
             window = windows[layer]
-            counter = attend(thread, sizes, layer, window, buffers, cache, rows, segments, masks, scratch, counter)
+            counter = attend(thread, sizes, layer, window, buffers, cache, rows, segments, scratch, counter)
             if is_packed:
                 counter = pack_rows(thread, sizes, buffers, counter)
         counter = multiply(thread, sizes, table[tables.OUTPUT], buffers, attended, x, x, none, num_rows, counter)

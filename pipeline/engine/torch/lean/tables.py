@@ -4,6 +4,7 @@ functions that make them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -44,18 +45,18 @@ X, H, BYTES, ROW_SCALE, QKV_OUT, ATTENDED, GATE_UP_OUT, GATED, GATED_BYTES, LOGI
 # slots, key heads, and blocks of 16 places (keys) or dims (values).
 KEYS, VALUES = range(2)
 CACHE_ADDRESS, CACHE_ENTRY, CACHE_LAYER, CACHE_SLOT, CACHE_HEAD, CACHE_BLOCK, NUM_CACHE_FIELDS = range(7)
-# Columns of `rows`.
-ROW_SLOT, ROW_POSITION, ROW_PLACE = range(3)
+# Columns of `rows`. ROW_RUN and ROW_ABOVE count rows within a segment. Row ROW_RUN and those after it, up to this one,
+# each follow the one before; ROW_ABOVE is the row that the first of them follows, -1 for the cache.
+ROW_SLOT, ROW_POSITION, ROW_PLACE, ROW_RUN, ROW_ABOVE, NUM_ROW_FIELDS = range(6)
 
 
 def aligned(shape: tuple[int, ...], kind: Any, allocate: Callable[[int, Any], Array] = np.zeros) -> Array:
     """An array that begins at a cache line, because a vector that crosses two lines takes two loads. allocate: np.zeros
     or np.empty."""
-    num_bytes = int(np.prod(shape)) * np.dtype(kind).itemsize
-    memory = allocate(num_bytes + ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % ALIGNMENT
-    result: Array = memory[first : first + num_bytes].view(kind).reshape(shape)
-    return result
+    size = prod(shape)
+    memory = allocate(size + ALIGNMENT, kind)
+    first = -memory.ctypes.data % ALIGNMENT // memory.itemsize
+    return memory[first : first + size].reshape(shape)
 
 
 def matrix_table(tensors: Mapping[str, Array], num_layers: int) -> Longs:

@@ -1,4 +1,4 @@
-"""Parts of attention: tasks, masks and memory. Its results are compared in `test_lean_engine` and `test_same_bits`."""
+"""Parts of attention: tasks, runs and memory. Its results are compared in `test_lean_engine` and `test_same_bits`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.decoding.tree import tree_from_lists
 from pipeline.engine.contract import VerifyItem
 from pipeline.engine.torch.lean.attention import max_task_rows, task_rows
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.engine import LeanEngine, _mask
+from pipeline.engine.torch.lean.engine import LeanEngine, _runs
 from pipeline.engine.torch.lean.plan import Kind
 from pipeline.engine.torch.lean.rows import hide_end
 from pipeline.engine.torch.lean.tables import ALIGNMENT
@@ -54,18 +54,16 @@ def test_the_end_of_a_row_is_hidden(count: int) -> None:
     np.testing.assert_array_equal(row, expected)
 
 
-def test_a_mask_shows_the_cache_and_the_ancestors() -> None:
-    #  two pending tokens, then nodes 0 and 1 below the last one, node 2 below node 0
-    mask = _mask(2, tree_from_lists([5, 6, 7], [-1, -1, 0]), skipped=3)
-    assert mask.shape == (5, 16)
-    assert [np.flatnonzero(row == 0).tolist() for row in mask] == [
-        [0, 1, 2, 3],
-        [0, 1, 2, 3, 4],
-        [0, 1, 2, 3, 4, 5],
-        [0, 1, 2, 3, 4, 6],
-        [0, 1, 2, 3, 4, 5, 7],
+def test_runs_lead_from_a_row_to_its_ancestors() -> None:
+    #  two pending tokens, then nodes 0 and 1 below the last one, node 2 below node 1, node 3 below node 0
+    assert _runs(2, tree_from_lists([5, 6, 7, 8], [-1, -1, 1, 0])) == [
+        (0, -1),
+        (0, -1),
+        (0, -1),
+        (3, 1),
+        (3, 1),
+        (5, 2),
     ]
-    assert np.isneginf(mask[mask != 0]).all()
 
 
 def rows_of(engine: LeanEngine, prompt_len: int = 19) -> list[bytes]:

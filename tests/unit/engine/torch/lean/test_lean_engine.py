@@ -14,9 +14,8 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from pipeline.decoding.tree import chain, tree_from_lists
+from pipeline.decoding.tree import chain
 from pipeline.engine.contract import VerifyItem
-from pipeline.engine.torch.lean.engine import _parts
 from pipeline.engine.torch.lean.layout import load_model, save_lean
 from pipeline.engine.torch.lean.plan import read_plan
 from pipeline.engine.torch.lean.weights import map_weights
@@ -244,10 +243,3 @@ def test_one_thread_compiles_the_pass_before_several_run_it(monkeypatch: pytest.
         monkeypatch.setattr("pipeline.engine.torch.lean.engine.is_complete", lambda complete=complete: complete)
         lean_engine(tiny_model("qwen3"), "float32", tmp_path / f"{complete}{num_threads}", num_threads)
         assert len(warmed_up) == expected
-
-
-def test_a_prompt_in_front_of_a_tree_is_attended_as_a_chain() -> None:
-    tree, chain_of_three = tree_from_lists([1, 2, 3], [-1, -1, 0]), tree_from_lists([1, 2, 3], [-1, 0, 1])
-    assert _parts(900, tree, 8) == [(0, 900, True), (900, 3, False)]
-    assert _parts(900, chain_of_three, 8) == [(0, 903, True)]
-    assert _parts(1, tree, 8) == [(0, 4, False)], "two tasks would read the same keys twice"
