@@ -152,7 +152,7 @@ def show_results(results: BenchResults) -> None:
 def report(
     results: Annotated[Path, typer.Argument(help="Output of `lookahead bench --json`.")],
     html: Annotated[Path | None, typer.Option("--html", help="HTML file to write, with tables and plots.")] = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write Markdown.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Markdown file to write.")] = None,
     svg: Annotated[
         Path | None,
         typer.Option("--svg", help="Write a plot of the speeds by task to PATH-light.svg and PATH-dark.svg."),

@@ -23,7 +23,7 @@ from pipeline.errors import ConfigError, UserError
 
 
 def register(app: typer.Typer) -> None:
-    dev = typer.Typer(help="Generated files, versions and pass times.", no_args_is_help=True)
+    dev = typer.Typer(help="Tools for development: generated files, versions, pass times.", no_args_is_help=True)
     for command in (generate, versions, pass_times):
         dev.command()(command)
     app.add_typer(dev, name="dev")

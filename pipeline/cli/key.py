@@ -21,7 +21,7 @@ def key(
     tenant: Annotated[str, typer.Argument(help="Tenant: name of the client that gets the key.")],
     as_json: Json = False,
 ) -> None:
-    """Make an API key and its entry for the profile's server.api_keys. The key is stored nowhere."""
+    """Make an API key and its entry for the profile's server.api_keys. The key itself is not stored."""
     from pydantic import ValidationError
 
     from pipeline.config.schema import ApiKey

@@ -49,7 +49,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 
 # Options of the commands that measure.
 Data = Annotated[
-    Path | None, typer.Option("--data", help="Prompts: JSON Lines of {id, task, prompt} or {id, task, turns}, or text.")
+    Path | None,
+    typer.Option(
+        "--data",
+        help="Prompts: JSON Lines of {id, task, prompt} or {id, task, turns}, or a .txt with one per line; default: "
+        "twelve built-in ones.",
+    ),
 ]
 Outputs = Annotated[
     Path,

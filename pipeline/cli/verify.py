@@ -72,7 +72,7 @@ def verify(
 ) -> None:
     """Prove that no strategy changes a token: compare with plain decoding, greedy and sampled, alone and in a batch.
 
-    Without --data it uses twelve built-in prompts. Exit code 1 if rounding does not explain a difference.
+    Exit code 1 if rounding does not explain a difference.
     """
     if failover:
         shared.refuse_given(context, shared.given(context).keys() - _OF_FAILOVER, "with --failover")

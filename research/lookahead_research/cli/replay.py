@@ -43,7 +43,11 @@ def replay(
     limit: Annotated[int | None, limit_to("rows")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Output file in JSON.")] = None,
 ) -> None:
-    """Count the verify steps of known outputs with a draft source."""
+    """Count the verify steps of known outputs with a draft source.
+
+    Regimes: cold begins each row without learned state, warm keeps it over the rows of a dataset, prewarmed begins with
+    the state learned from all other rows.
+    """
     from functools import partial
 
     from lookahead_research.known_outputs import load_replay_rows
