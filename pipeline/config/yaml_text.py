@@ -38,7 +38,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _FastLoader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
-    """The same in C, unless PyYAML was built without libyaml."""
+    """The same loader in C, unless PyYAML was built without libyaml."""
 
 
 _Loader.yaml_implicit_resolvers = _FastLoader.yaml_implicit_resolvers = {

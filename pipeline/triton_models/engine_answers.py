@@ -74,8 +74,8 @@ class EngineCall:
         return tensors | self._asked_tensors(event, len(output)) | self._own_tensors(event)
 
     def _asked_tensors(self, event: StepEvent, num_tokens: int) -> dict[str, Array]:
-        """Outputs on request, with the counts so far. num_tokens: tokens of this response with the prompt in it, which
-        TensorRT-LLM returns as num_output_tokens."""
+        """Outputs on request, with the counts so far. num_tokens: length of this response's output_ids, which
+        TensorRT-LLM returns as num_output_tokens, the prompt included if it is there."""
         tensors: dict[str, Array] = {}
         if self.return_num_input_tokens:
             tensors["num_input_tokens"] = int_tensor(len(self.submission.request.prompt_ids))

@@ -33,14 +33,15 @@ def load_reference(resolved: ResolvedConfig, places: Places) -> Any:
 
 
 def _device_for(model: Any) -> str:
-    """A running server may hold most of the GPU's memory."""
+    """The GPU if the model fits into its free memory, else the CPU: a running server may hold most of the GPU."""
     free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
     return "cuda" if free > 1.2 * sum(weight.nbytes for weight in model.parameters()) else "cpu"
 
 
 @torch.inference_mode()
 def agreement(model: Any, outputs: Iterable[tuple[IntArray, Sequence[int]]], tolerance: float = 0.0) -> float:
-    """Share of right tokens of greedy outputs. outputs: prompt and output tokens."""
+    """Share of the output tokens that the model would choose greedily too. outputs: prompt and output tokens.
+    tolerance: largest gap of a token's logit to the highest one that counts as equal."""
     num_right = num_tokens = 0
     for prompt_ids, output_ids in outputs:
         context = torch.as_tensor([*prompt_ids.tolist(), *output_ids], device=model.device)
