@@ -10,8 +10,8 @@ PYTHON  ?=
 VENV    ?= .venv
 
 # Tests of decoding that run no compiled loop: `test-kernels` leaves them to the unit tests.
-WITHOUT_LOOPS := grammar $(addprefix test_,$(addsuffix .py,accept balance compile_cache cost log_probs lookahead planner pool \
-	sampling split strategy tree))
+WITHOUT_LOOPS := grammar planning $(addprefix test_,$(addsuffix .py,accept compile_cache log_probs lookahead pool sampling \
+	split strategy tree))
 # Older processors that `test-kernels` compiles the lean pass for, with their instruction sets, in numba's terms.
 ifeq ($(shell uname -m),x86_64)
 OLDER_PROCESSORS := haswell:+avx2,+fma,+f16c nehalem:+sse4.2

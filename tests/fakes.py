@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline.decoding.cost import CostCurve, CostPoint
-from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.grammar.compiler import Compiler
-from pipeline.decoding.planner import FixedPlanner, Planner
+from pipeline.decoding.planning.cost import CostCurve, CostPoint
+from pipeline.decoding.planning.planner import FixedPlanner, Planner
 from pipeline.decoding.request import GenerationRequest, SamplingParams, StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, check_tree, path_to, tree_from_lists

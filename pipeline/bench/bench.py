@@ -20,7 +20,7 @@ from pipeline.bench.report.summary import summarize
 from pipeline.config.places import places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.config.threads import num_threads
-from pipeline.decoding.cost import CostPoint
+from pipeline.decoding.planning.cost import CostPoint
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import Note, backend_of
 from pipeline.engine.cost_curve import cost_curve_path

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.request import FinishReason, GenerationRequest, StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, agreeing_path

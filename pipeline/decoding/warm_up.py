@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, TrieDraftConfig, WindowDraftConfig
-from pipeline.decoding.create import create_drafter
-from pipeline.decoding.planner import FixedPlanner, PlanItem
+from pipeline.decoding.drafting.create import create_drafter
+from pipeline.decoding.planning.planner import FixedPlanner, PlanItem
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.trie import Trie

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from pipeline.config.schema import Frozen
 from pipeline.config.threads import available_cores, num_threads
-from pipeline.decoding.cost import CostCurve, CostPoint
+from pipeline.decoding.planning.cost import CostCurve, CostPoint
 from pipeline.engine.artifact import COSTS, Artifact
 from pipeline.engine.backend import backend_of
 from pipeline.engine.fingerprint import cpu_name, digest_of

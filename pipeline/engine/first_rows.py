@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.decoding.first_rows import FirstRows
+from pipeline.decoding.drafting.first_rows import FirstRows
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
 from pipeline.engine.artifact import FIRST_ROWS, Artifact
 from pipeline.engine.backend import backend_of

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.schema import SOURCE_ROWS, SuppliedDraftConfig
-from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.sampling import needs_logits
 from pipeline.decoding.session import Session
 from pipeline.decoding.sources.base import DraftBudget

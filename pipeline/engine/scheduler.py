@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.grammar.compiler import Compiler
 from pipeline.decoding.grammar.masks import TreeMasks
-from pipeline.decoding.planner import PlanItem, Planner
+from pipeline.decoding.planning.planner import PlanItem, Planner
 from pipeline.decoding.request import FinishReason
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from pipeline.config.schema import DraftingConfig
-from pipeline.decoding.drafter import Drafter
-from pipeline.decoding.learned_state import STATE
+from pipeline.decoding.drafting.drafter import Drafter
+from pipeline.decoding.drafting.learned_state import STATE
 from pipeline.engine.artifact import MANIFEST, Manifest
 from pipeline.files import try_lock
 from pipeline.triton_models.handover import Handover

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.config.schema import Device
-from pipeline.decoding.cost import CostCurve, CostPoint
+from pipeline.decoding.planning.cost import CostCurve, CostPoint
 from pipeline.decoding.tree import IntArray, chain
 from pipeline.engine.contract import Engine, EngineLimits, EngineSequence, VerifyItem
 

@@ -13,8 +13,8 @@ from jinja2 import TemplateError
 
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
-from pipeline.decoding.cost import CostPoint
-from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
+from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
+from pipeline.decoding.planning.cost import CostPoint
 from pipeline.decoding.request import as_token_ids
 from pipeline.decoding.tree import IntArray
 from pipeline.engine.artifact import Artifact

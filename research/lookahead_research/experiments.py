@@ -15,8 +15,8 @@ import numpy as np
 from lookahead_research.known_outputs import ALL_TASKS, ReplayRow
 from lookahead_research.replay import replay
 from pipeline.config.schema import LookaheadConfig, Retrieval, TrieDraftConfig, WindowDraftConfig
-from pipeline.decoding.drafter import Drafter
-from pipeline.decoding.planner import FixedPlanner, PlanItem
+from pipeline.decoding.drafting.drafter import Drafter
+from pipeline.decoding.planning.planner import FixedPlanner, PlanItem
 from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.window import WindowSource

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
+from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
 from pipeline.errors import UserError
 from pipeline.files import read_arrays

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 
@@ -15,9 +16,13 @@ class Target(NamedTuple):
 _DECODING, _ENGINE, _TRITON = "tests/unit/decoding", "tests/unit/engine", "tests/unit/triton_models"
 
 
-def _decoding(module: str, *tests: str) -> Target:
-    """A module whose tests have its name, or these names."""
-    return Target(f"pipeline/decoding/{module}.py", tuple(f"{_DECODING}/test_{name}.py" for name in tests or (module,)))
+def _decoding(module: str, *tests: str, room: str = "") -> Target:
+    """A module whose tests have its name, or these names. room: its folder, with a slash at the end."""
+    names = tests or (module,)
+    return Target(f"pipeline/decoding/{room}{module}.py", tuple(f"{_DECODING}/{room}test_{name}.py" for name in names))
+
+
+_drafting, _planning = partial(_decoding, room="drafting/"), partial(_decoding, room="planning/")
 
 
 def _trie(module: str, *tests: str) -> Target:
@@ -27,10 +32,10 @@ def _trie(module: str, *tests: str) -> Target:
 _DRAFTS = ("estimator", "learning", "recorded")
 _CONTENT = ("text_trie", "integrity", "random_operations", "merging")
 TARGETS = (
-    *map(_decoding, ("accept", "tree", "growth", "planner", "sampling", "cost", "calibration", "continuations")),
-    *map(_decoding, ("reliability", "lookahead", "pool", "split", "learned_state", "strategy")),
-    *map(_decoding, ("balance", "cost_correction")),
-    _decoding("mixing", "mixing", "drafter_recorded"),
+    *map(_decoding, ("accept", "tree", "sampling", "lookahead", "pool", "split", "strategy")),
+    *map(_drafting, ("growth", "calibration", "continuations", "reliability", "learned_state")),
+    *map(_planning, ("planner", "cost", "balance", "cost_correction")),
+    _drafting("mixing", "mixing", "drafter_recorded"),
     Target(
         "pipeline/decoding/log_probs.py",
         (f"{_DECODING}/test_log_probs.py", f"{_ENGINE}/test_scheduler_log_probs.py", f"{_TRITON}/test_token_output.py"),
@@ -43,8 +48,8 @@ TARGETS = (
             f"{_ENGINE}/test_scheduler_grammar.py",
         ),
     ),
-    _decoding("drafter", "drafter", "drafter_faults", "learned_state"),
-    _decoding("proposals", "proposals", "drafter"),
+    _drafting("drafter", "drafter", "drafter_faults", "learned_state"),
+    _drafting("proposals", "proposals", "drafter"),
     Target("pipeline/decoding/grammar/matcher.py", (f"{_DECODING}/grammar/test_matcher.py",)),
     _trie("learning", "learning", "recorded"),
     _trie("snapshot", "snapshot"),

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.decoding.cost import CostPoint
-from pipeline.decoding.reliability import ReliabilityRow
+from pipeline.decoding.drafting.reliability import ReliabilityRow
+from pipeline.decoding.planning.cost import CostPoint
 from pipeline.engine.machine_load import MachineLoad
 from pipeline.errors import UserError
 from pipeline.files import is_stream, partial_path, write_whole

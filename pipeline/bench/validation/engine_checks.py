@@ -36,7 +36,7 @@ from pipeline.bench.verify.verify import (
 from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import Device
-from pipeline.decoding.cost import CostCurve, CostPoint
+from pipeline.decoding.planning.cost import CostCurve, CostPoint
 from pipeline.decoding.tree import chain, path_to, tree_from_lists
 from pipeline.engine.backend import Note
 from pipeline.engine.build import build_engine

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig
-from pipeline.decoding.continuations import ContinuationTable, empty_table, namespace_key, store_step
-from pipeline.decoding.first_rows import NO_FIRST_ROWS
-from pipeline.decoding.learned_state import load_arrays, save_arrays
+from pipeline.decoding.drafting.continuations import ContinuationTable, empty_table, namespace_key, store_step
+from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS
+from pipeline.decoding.drafting.learned_state import load_arrays, save_arrays
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray

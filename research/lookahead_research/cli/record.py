@@ -28,7 +28,7 @@ def record(
     from lookahead_research.replay import replay
     from pipeline.bench.contenders.in_process import open_in_process
     from pipeline.bench.report.results import require_writable
-    from pipeline.decoding.first_rows import NO_FIRST_ROWS
+    from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS
     from pipeline.engine.first_rows import load_first_rows
 
     budgets = shared.numbers("--budget", budget, shared.MOST_DRAFT_TOKENS)

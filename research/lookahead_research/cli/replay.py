@@ -55,7 +55,7 @@ def replay(
     from lookahead_research.replay import replay as run_replay
     from lookahead_research.replay import source_parts
     from pipeline.bench.report.results import require_writable, save_rows
-    from pipeline.decoding.first_rows import NO_FIRST_ROWS
+    from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS
 
     budgets = numbers("--budget", budget, MOST_DRAFT_TOKENS)
     regimes = words("--regime", regime)

@@ -11,7 +11,7 @@ import pytest
 from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import Prompt
 from pipeline.bench.report.results import MeasuredRequest
-from pipeline.decoding.balance import DraftBalance
+from pipeline.decoding.planning.balance import DraftBalance
 from pipeline.decoding.request import GenerationRequest
 from pipeline.server import state as server_state
 from pipeline.server.state import ServerState

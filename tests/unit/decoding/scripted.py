@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import DraftTree, IntArray

@@ -19,7 +19,7 @@ import os, sys
 import numba
 for _ in sys.stdin:
     if not os.fork():
-        from pipeline.decoding.mixing import logit
+        from pipeline.decoding.drafting.mixing import logit
         stats = logit.stats
         print(round(logit(0.25), 3), sum(stats.cache_misses.values()), sum(stats.cache_hits.values()), flush=True)
         os._exit(0)
@@ -34,7 +34,7 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_a_changed_loop_is_compiled_anew_and_an_unchanged_one_is_not(package: Path, tmp_path: Path):
-    cache, path = tmp_path / "cache", package / "decoding" / "mixing.py"
+    cache, path = tmp_path / "cache", package / "decoding" / "drafting" / "mixing.py"
     path.write_text(f"{path.read_text()}# {tmp_path}\n")  # of the package as it is the environment may hold everything
     environment = os.environ | {"PYTHONPATH": str(package.parent), compile_cache.VARIABLE: str(cache)}
     with subprocess.Popen(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config.schema import PromptDraftConfig, TrieDraftConfig
-from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.request import FinishReason, GenerationRequest, SamplingParams
 from pipeline.decoding.sampling import choose_token
 from pipeline.decoding.session import Session, StepOutcome, outcome_of_tokens

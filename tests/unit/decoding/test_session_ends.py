@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.request import FinishReason, GenerationRequest, StepResult
 from pipeline.decoding.session import Session, StepOutcome, outcome_of_tokens
 from pipeline.decoding.sources.base import DraftBudget

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.decoding import growth, planner, proposals, reliability
-from pipeline.decoding.continuations import store_step
+from pipeline.decoding.drafting import growth, proposals, reliability
+from pipeline.decoding.drafting.continuations import store_step
+from pipeline.decoding.planning import planner
 from pipeline.decoding.warm_up import warm_up
 
 

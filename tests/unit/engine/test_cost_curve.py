@@ -11,7 +11,7 @@ import pytest
 from pipeline.checkpoint.fetch import known_content_hash
 from pipeline.config.resolution import resolve_config
 from pipeline.config.threads import NUM_THREADS
-from pipeline.decoding.cost import CostPoint
+from pipeline.decoding.planning.cost import CostPoint
 from pipeline.engine import cost_curve
 from pipeline.engine.artifact import Artifact, Manifest
 from pipeline.engine.cost_curve import cost_curve_path, cost_key, load_cost_curve, save_cost_curve

@@ -16,8 +16,8 @@ from pipeline.config.schema import (
     TrieDraftConfig,
     WindowDraftConfig,
 )
-from pipeline.decoding.create import create_drafter
-from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, Planner
+from pipeline.decoding.drafting.create import create_drafter
+from pipeline.decoding.planning.planner import AdaptivePlanner, FixedPlanner, Planner
 from pipeline.decoding.request import SamplingParams
 from pipeline.decoding.tree import chain
 from pipeline.engine.contract import EngineLimits

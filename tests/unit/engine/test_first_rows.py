@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.config.places import Places
-from pipeline.decoding.first_rows import NO_FIRST_ROWS
+from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS
 from pipeline.engine.artifact import load_artifact
 from pipeline.engine.first_rows import (
     WIDTH,

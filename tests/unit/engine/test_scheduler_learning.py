@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pipeline.config.schema import SuppliedDraftConfig
-from pipeline.decoding.drafter import Drafter
-from pipeline.decoding.planner import AdaptivePlanner
+from pipeline.decoding.drafting.drafter import Drafter
+from pipeline.decoding.planning.planner import AdaptivePlanner
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.session import Session
 from pipeline.decoding.sources.base import DraftBudget

@@ -12,7 +12,7 @@ import pytest
 from lookahead_research.known_outputs import ReplayRow, load_replay_rows
 from lookahead_research.replay import replay, source_parts
 
-from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.prompt import PromptSource

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from lookahead_research.step_time import measure_step_time
 
-from pipeline.decoding.first_rows import NO_FIRST_ROWS
+from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS
 from pipeline.errors import UserError
 from tests.fakes import TableEngine
 from tests.unit.research.test_recording import known_outputs, recorded

@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.backends.tensorrt_llm.strict import StrictEngine, require_outputs, strict_call
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig, SuppliedDraftConfig
-from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.sources.supplied import SuppliedSource
 from pipeline.decoding.tree import chain
 from pipeline.engine.submission import StepEvent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.config.schema import PromptDraftConfig, SuppliedDraftConfig
-from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.prompt import PromptSource
 from pipeline.decoding.sources.supplied import SuppliedSource

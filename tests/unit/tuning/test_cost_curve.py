@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from pipeline.decoding.cost import CostCurve, CostPoint
+from pipeline.decoding.planning.cost import CostCurve, CostPoint
 from pipeline.engine.contract import VerifyItem
 from pipeline.tuning.cost_curve import CostGrid, critical_decoding_length, grid_for, measure, sizes_that_fit
 from tests.fakes import TableEngine, TableLogits

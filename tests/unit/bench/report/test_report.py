@@ -21,7 +21,7 @@ from pipeline.bench.report.report import (
 from pipeline.bench.report.results import OVERALL, BenchResults, ConcurrencyRow
 from pipeline.bench.report.summary import summarize
 from pipeline.cli.bench import show_results
-from pipeline.decoding.cost import CostPoint
+from pipeline.decoding.planning.cost import CostPoint
 from pipeline.engine.machine_load import MachineLoad
 from pipeline.errors import UserError
 from tests.unit.bench.report.test_summary import record

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.bench.report.results import BenchResults, load_results, require_writable, save_json
 from pipeline.bench.report.summary import summarize
-from pipeline.decoding.cost import CostPoint
+from pipeline.decoding.planning.cost import CostPoint
 from pipeline.errors import UserError
 from tests.command_line import exit_code
 from tests.unit.bench.report.test_summary import record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.config.schema import RecyclingDraftConfig
-from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.recycling import RecyclingSource

@@ -19,10 +19,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.decoding.balance import DraftBalance
 from pipeline.decoding.compiled import compiled
-from pipeline.decoding.cost import CostCurve, Times
-from pipeline.decoding.cost_correction import CostCorrection
+from pipeline.decoding.planning.balance import DraftBalance
+from pipeline.decoding.planning.cost import CostCurve, Times
+from pipeline.decoding.planning.cost_correction import CostCorrection
 from pipeline.decoding.tree import EMPTY_TREE, BoolArray, DraftTree, FloatArray, IntArray, select_nodes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.decoding.compiled import Plain, compiled
-from pipeline.decoding.growth import Proposals
+from pipeline.decoding.drafting.growth import Proposals
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, children_of, read_only
 

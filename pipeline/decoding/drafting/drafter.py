@@ -15,14 +15,14 @@ from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.decoding.calibration import Calibration
-from pipeline.decoding.continuations import ContinuationTable, empty_table
-from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
-from pipeline.decoding.growth import Grown, Proposals, grow, learn_from_step
-from pipeline.decoding.learned_state import STATE, load_arrays, save_arrays
-from pipeline.decoding.mixing import prior_weights
-from pipeline.decoding.proposals import joined_proposals, places_in, unsent_nodes
-from pipeline.decoding.reliability import Reliability
+from pipeline.decoding.drafting.calibration import Calibration
+from pipeline.decoding.drafting.continuations import ContinuationTable, empty_table
+from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
+from pipeline.decoding.drafting.growth import Grown, Proposals, grow, learn_from_step
+from pipeline.decoding.drafting.learned_state import STATE, load_arrays, save_arrays
+from pipeline.decoding.drafting.mixing import prior_weights
+from pipeline.decoding.drafting.proposals import joined_proposals, places_in, unsent_nodes
+from pipeline.decoding.drafting.reliability import Reliability
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget, DraftSource
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, check_tree, depths, read_only

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decoding.cost import CostCurve, CostPoint
+from pipeline.decoding.planning.cost import CostCurve, CostPoint
 from tests.fakes import cost_curve
 
 rows = st.lists(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.decoding.balance import DraftBalance
+from pipeline.decoding.planning.balance import DraftBalance
 
 PLAIN_SECONDS = 0.001
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, PlanItem
+from pipeline.decoding.planning.planner import AdaptivePlanner, FixedPlanner, PlanItem
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, check_tree, tree_from_lists
 from tests.fakes import cost_curve
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pipeline.decoding.mixing import (
+from pipeline.decoding.drafting.mixing import (
     HIGHEST_PROBABILITY,
     LOWEST_PROBABILITY,
     OTHERS,
@@ -16,7 +16,7 @@ from pipeline.decoding.mixing import (
     logit,
     prior_weights,
 )
-from pipeline.decoding.mixing import mixed_probability as mixed
+from pipeline.decoding.drafting.mixing import mixed_probability as mixed
 
 # [3 channels and the bias, (weight, offset, penalty)], all different, so that each exchange shows.
 WEIGHTS = np.asarray([[0.5, 0.2, -0.3], [2.0, -0.4, -0.7], [1.5, 0.9, -1.1], [-0.6, 0.0, 0.0]], np.float64)

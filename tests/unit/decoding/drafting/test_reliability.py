@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.decoding.reliability import Reliability
+from pipeline.decoding.drafting.reliability import Reliability
 from pipeline.decoding.tree import DraftTree
 
 

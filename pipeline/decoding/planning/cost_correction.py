@@ -11,7 +11,7 @@ Least squares fit base and slope to recent passes. The choice of nodes depends o
 
 from __future__ import annotations
 
-from pipeline.decoding.cost import Times
+from pipeline.decoding.planning.cost import Times
 
 # Factor by which each pass reduces the weight of earlier ones: the fit covers about fifty passes.
 _KEEP = 0.98

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.decoding.compiled import compiled, inlined, int64, subkernel
-from pipeline.decoding.continuations import ContinuationTable, extend_key, last_tokens, slot_of
-from pipeline.decoding.first_rows import FirstRows
-from pipeline.decoding.mixing import OTHERS, learn, mixed_probability
+from pipeline.decoding.drafting.continuations import ContinuationTable, extend_key, last_tokens, slot_of
+from pipeline.decoding.drafting.first_rows import FirstRows
+from pipeline.decoding.drafting.mixing import OTHERS, learn, mixed_probability
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decoding.calibration import HIGHEST, LARGEST_RATIO, NUM_CELLS, Calibration
+from pipeline.decoding.drafting.calibration import HIGHEST, LARGEST_RATIO, NUM_CELLS, Calibration
 
 
 def learnt(estimate: float, rate: float, channel: int = 0, steps: int = 400) -> Calibration:

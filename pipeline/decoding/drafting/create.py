@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from importlib import import_module
 
 from pipeline.config.schema import SOURCE_ROWS, LookaheadConfig, SourceConfig
-from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.sources.base import DraftSource
 
 ALL_KINDS = frozenset(SOURCE_ROWS)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, WindowDraftConfig
 from pipeline.decoding.accept import accept
-from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.recycling import RecyclingSource

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decoding.continuations import (
+from pipeline.decoding.drafting.continuations import (
     MEMORY,
     ContinuationTable,
     empty_table,

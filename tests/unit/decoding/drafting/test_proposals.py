@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decoding.proposals import UNKNOWN_PROBABILITY, joined_proposals, places_in, unsent_nodes
+from pipeline.decoding.drafting.proposals import UNKNOWN_PROBABILITY, joined_proposals, places_in, unsent_nodes
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.tree import DraftTree, path_to, select_nodes, tree_from_lists
 

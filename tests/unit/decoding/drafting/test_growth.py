@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decoding import growth
-from pipeline.decoding.continuations import ContinuationTable, empty_table, namespace_key, store
-from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
-from pipeline.decoding.growth import Grown, Proposals, learn_from_step
-from pipeline.decoding.mixing import OTHERS, mixed_probability
+from pipeline.decoding.drafting import growth
+from pipeline.decoding.drafting.continuations import ContinuationTable, empty_table, namespace_key, store
+from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
+from pipeline.decoding.drafting.growth import Grown, Proposals, learn_from_step
+from pipeline.decoding.drafting.mixing import OTHERS, mixed_probability
 from pipeline.decoding.tree import DraftTree, check_tree, depths, read_only
 
 NUM_CHANNELS = 5  # two proposing sources, two orders, the first rows

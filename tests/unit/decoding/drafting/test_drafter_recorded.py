@@ -1,7 +1,7 @@
 """Trees of trie, recycling and prompt together, recorded over requests to a made-up target.
 
 They show whether a change that should keep all drafts does so: in growth, mixing, calibration or the table. After a
-change that should not, `python -m tests.unit.decoding.test_drafter_recorded` records them again.
+change that should not, `python -m tests.unit.decoding.drafting.test_drafter_recorded` records them again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, TrieDraftConfig
-from pipeline.decoding.create import create_drafter
-from pipeline.decoding.first_rows import FirstRows
+from pipeline.decoding.drafting.create import create_drafter
+from pipeline.decoding.drafting.first_rows import FirstRows
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import DraftTree, agreeing_path, path_to

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.decoding.cost_correction import CostCorrection
+from pipeline.decoding.planning.cost_correction import CostCorrection
 
 # Times by the curve of passes with 0 .. 4 draft nodes.
 CURVE = np.asarray([2.0, 2.2, 2.4, 2.6, 3.0])

@@ -1,0 +1,1 @@
+"""The draft nodes that the next pass verifies, chosen by the measured time of passes."""
