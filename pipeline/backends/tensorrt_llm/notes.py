@@ -56,7 +56,7 @@ def _of_calibration(context: BuildContext, texts: Path) -> Iterator[str]:
         yield f"Calibration reads column '{column}' of split 'train' in {texts}."
     elif not any(word in str(texts) for word in ("cnn_dailymail", "lambada")):
         yield (
-            f"The conversion script finds no texts in {texts}: it recognises columns by the path, 'cnn_dailymail' "
+            f"The conversion script finds no texts in {texts}: it recognizes columns by the path, 'cnn_dailymail' "
             "(split 'train', column 'article') or 'lambada' (split 'validation', column 'text'). Rename the folder."
         )
 

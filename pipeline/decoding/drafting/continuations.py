@@ -28,8 +28,8 @@ KeyArray = npt.NDArray[np.uint64]
 
 
 class ContinuationTable(NamedTuple):
-    """keys: [orders, capacity], 0 for empty rows. ids: [orders, capacity, k] next tokens, -1 after the last one. probs:
-    [orders, capacity, k] their probabilities."""
+    """The rows of all orders. keys: [orders, capacity], 0 for empty rows. ids: [orders, capacity, k] next tokens, -1
+    after the last one. probs: [orders, capacity, k] their probabilities."""
 
     keys: KeyArray
     ids: IntArray

@@ -13,8 +13,8 @@ from pipeline.decoding.tree import FloatArray, IntArray
 
 
 class FirstRows(NamedTuple):
-    """ids, probs: [tokens, k] the target's most probable tokens after each of the first `tokens` ids of the vocabulary,
-    best first, and their probabilities."""
+    """Rows of single tokens. ids, probs: [tokens, k] the target's most probable tokens after each of the first `tokens`
+    ids of the vocabulary, best first, and their probabilities."""
 
     ids: IntArray
     probs: FloatArray

@@ -37,7 +37,7 @@ class Reliability:
 
     def add(self, tree: DraftTree, nodes: list[int]) -> None:
         """Count a verified tree and its accepted path. Trees without estimates or credits do not count, nor do the
-        fixed nodes of a window, which are verified whatever their estimate."""
+        fixed nodes of a window, which are verified in any case."""
         if tree.probabilities is None or tree.sources is None or tree.num_fixed == len(tree):
             return
         accepted = np.zeros(len(tree), np.bool_)

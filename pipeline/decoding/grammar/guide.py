@@ -15,8 +15,8 @@ MAX_GUIDE_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """kind: one of `GUIDE_KINDS`. text: the schema, expression, grammar, JSON list of choices, or structural tag; empty
-    for kind json, which permits any JSON object."""
+    """The format that an output must have. kind: one of `GUIDE_KINDS`. text: the schema, expression, grammar, JSON list
+    of choices, or structural tag; empty for kind json, which permits any JSON object."""
 
     kind: str
     text: str = ""

@@ -17,7 +17,8 @@ from pipeline.decoding.planning.cost import Times
 _KEEP = 0.98
 # Passes needed before the fit is used.
 _MIN_PASSES = 8
-# Weight, in passes that take one plain pass longer, of slope = base. Passes of equal size do not determine the slope.
+# Weight of the prior slope = base, in passes whose drafts take as long as a plain pass. Without it, passes of equal
+# size would not determine the slope.
 _STIFFNESS = 0.05
 # A pass counts as at most this many times its expected time, because the system may have interrupted it.
 _MOST = 2.0

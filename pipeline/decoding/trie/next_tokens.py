@@ -5,9 +5,8 @@ suffix takes a part T / (T + S) of the probability, the next shorter suffix the 
 
     p(token) = sum over suffixes, longest first, of  rest so far * T / (T + S) * share of the token after the suffix
 
-S, the escape count, is learned online (see `learning`) for each trie and order, and apart for
-suffixes whose next tokens differ. A suffix with the same count as the next longer one occurs at the same positions, and
-is skipped.
+S, the escape count, is learned online (see `learning`), for each trie and order, with one or with several next tokens.
+A suffix with the same count as the next longer one occurs at the same positions, and is skipped.
 
 Calls from compiled code: `suffixes.find_context` for the request's context, `suffixes.extend_context` for each drafted
 token, then `next_tokens` for the row:
@@ -48,8 +47,8 @@ NO_EVIDENCE = Evidence(0, 0, 0, NO_SLOT)
 
 @subkernel
 def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int) -> Evidence:
-    """Evidence after the suffix of this order of a row's context. Empty if the longer suffix queried before has the
-    same count. Set `work.times` to 0 before the longest query."""
+    """Evidence after the suffix of this order of a row's context. Query the longest suffix first, with `work.times` set
+    to 0 before. Empty if the suffix has the same count as the next longer one, which then has the same evidence."""
     node = suffix_end(trie, work, which, row, order) if order <= work.longest[row, which] else 0
     if not node or (order and work.times[which] == trie.nodes[node].count):
         return NO_EVIDENCE

@@ -135,7 +135,7 @@ def _attend_task(
             _scale(source + 4 * dim * query, scale, target, dim)
             if is_half:
                 round_row(target, target, blocks)
-    # The rows attend to no places but begin .. end - 1; begin is a multiple of 16.
+    # The rows attend only to places begin .. end - 1; begin is a multiple of 16.
     end = cached + last
     begin = 0
     if window:

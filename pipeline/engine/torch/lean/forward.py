@@ -3,7 +3,7 @@
     per layer:  norm -> q, k, v -> rotate, write KV -> attention -> output, add -> norm -> gate, up -> silu -> down, add
 
 After the last layer come the final norm and the output layer, for the rows whose logits are wanted. In int8 each row is
-quantised by its own largest entry. The phase that writes a row also quantises it, except in attention.
+quantized by its own largest entry. The phase that writes a row also quantizes it, except in attention.
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ def multiply(
     num_threads = sizes[tables.NUM_THREADS]
     chunk = _chunk(num_tasks, num_threads)
     for task in shared(thread, counter, num_tasks, chunk):
-        # Each tile prefetches its share of the weights of this thread's next task: the next one of its chunk, or the
-        # first of the next chunk, with one for each other thread at this end of the tasks between them.
+        # Each tile prefetches its share of the weights of this thread's next task. At the end of a chunk that is the
+        # first task of the thread's next chunk, if the other threads at this end take one chunk each meanwhile.
         following = task + 1
         if following % chunk == 0:
             following += -chunk * (1 + num_threads // 2) if thread % 2 else chunk * ((num_threads - 1) // 2)

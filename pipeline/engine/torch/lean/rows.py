@@ -1,4 +1,4 @@
-"""Vectorised loops over rows of float32, as LLVM code that numba compiles into the caller.
+"""Vectorized loops over rows of float32, as LLVM code that numba compiles into the caller.
 
 A row is given by its address and has a multiple of 16 entries. A sum consists of 16 partial sums, one per lane, which
 are added in a fixed order. So a result depends on the row alone.

@@ -207,8 +207,8 @@ def _callable(kind: _Kind) -> Callable[..., None]:
     base_stride (values to add to the result), out, out_stride, ahead, ahead_stride (weights to prefetch, and their
     bytes per step), rows (up to MAX_ROWS), blocks (1 or MAX_BLOCKS).
 
-    A call is one of a function per module, which branches to the tile of the given size. Inlining it into every caller
-    would multiply the compile time."""
+    Each module has one function, which branches to the tile of the given size. Inlining it into every caller would
+    multiply the compile time."""
 
     @emitted(types.void, *[types.int64] * _NUM_ARGUMENTS)
     def tile(builder: ir.IRBuilder, *arguments: ir.Value) -> None:

@@ -47,7 +47,7 @@ def test_exp_is_right_to_the_last_place_and_0_where_nothing_is_seen() -> None:
     np.testing.assert_allclose(total, expected.sum(), rtol=1e-4)
 
 
-def test_gates_squares_and_quantised_rows() -> None:
+def test_gates_squares_and_quantized_rows() -> None:
     random = np.random.default_rng(0)
     gate, up = random.normal(0, 20, 160).astype(np.float32), random.normal(size=160).astype(np.float32)
     gate[:3] = (-500, 500, 0)
