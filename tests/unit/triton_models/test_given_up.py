@@ -21,11 +21,10 @@ TEXT = "Failed to process the request(s) for model instance 'x', message: Stub p
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """A process with the child that runs the model `tensorrt_llm_engine`."""
-    command = "sh -c 'read line; :' /m/tensorrt_llm_engine/1/model.py; :"
-    with subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE) as process:
-        wait_for(
-            lambda: any("model.py" in " ".join(child.cmdline()) for child in psutil.Process(process.pid).children())
-        )
+    path = "/m/tensorrt_llm_engine/1/model.py"
+    with subprocess.Popen(["sh", "-c", f"sh -c 'read line; :' {path}; :"], stdin=subprocess.PIPE) as process:
+        # Until its exec the child has the command line of its parent, where the path is no word of its own.
+        wait_for(lambda: any(path in child.cmdline() for child in psutil.Process(process.pid).children()))
         monkeypatch.setattr(given_up, "server_process", lambda: (process.pid, []))
         monkeypatch.setenv(VARIABLE, str(tmp_path))
         yield process
