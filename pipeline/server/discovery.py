@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from urllib.parse import urlsplit
 
 import httpx
 
 from pipeline.config.schema import ServerConfig
 from pipeline.errors import ServerError
+from pipeline.server.watch import connect, is_https
 
 # Folder that processes, or machines, share (`server.discovery: file`).
 FILE_KV = "DYN_FILE_KV"
@@ -68,9 +67,8 @@ def check_etcd(environment: Mapping[str, str] = os.environ) -> str:
 def _obstacle(url: str) -> str:
     """Why a member of etcd does not answer; empty if it does."""
     try:
-        parts = urlsplit(url)
-        if parts.scheme == "https" and parts.hostname:  # it may require a certificate, which Dynamo has
-            socket.create_connection((parts.hostname, parts.port or 2379), _ANSWER_S).close()
+        if is_https(url):  # it may require a certificate, which Dynamo has
+            connect(url, _ANSWER_S)
             return ""
         answer = httpx.get(f"{url}/health", timeout=_ANSWER_S, trust_env=False)
     except (httpx.TimeoutException, TimeoutError):

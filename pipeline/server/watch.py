@@ -132,12 +132,23 @@ def any_answers(urls: Sequence[str]) -> bool:
 def answers(url: str) -> bool:
     """Whether a GET returns 200. For https, where the server may require a certificate, whether it accepts
     connections."""
-    parts = urlsplit(url)
-    if parts.scheme == "https":
-        with suppress(OSError), socket.create_connection((parts.hostname, parts.port or 443), _ANSWER_LIMIT_S):
+    if is_https(url):
+        with suppress(OSError):
+            connect(url, _ANSWER_LIMIT_S)
             return True
         return False
     return status_of(url) == 200
+
+
+def is_https(url: str) -> bool:
+    return urlsplit(url).scheme == "https"
+
+
+def connect(url: str, timeout_s: float) -> None:
+    """Connect to the server of an https URL. Without a port in the URL that is port 443, also for etcd: its client in
+    Dynamo has no default of its own. Raises OSError, or ValueError for an invalid port."""
+    parts = urlsplit(url)
+    socket.create_connection((parts.hostname, parts.port or 443), timeout_s).close()
 
 
 def status_of(url: str, body: bytes | None = None) -> int | None:

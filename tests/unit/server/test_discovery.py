@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +12,16 @@ import pytest
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ServerConfig
 from pipeline.errors import ServerError
-from pipeline.server.discovery import ETCD_ENDPOINTS, ETCD_LEASE_TTL, FILE_KV, check_etcd, etcd_urls, listed_s
+from pipeline.server import watch
+from pipeline.server.discovery import (
+    ETCD_ENDPOINTS,
+    ETCD_LEASE_TTL,
+    FILE_KV,
+    check_etcd,
+    etcd_urls,
+    listed_s,
+    needed_urls,
+)
 
 CLOSED = "http://127.0.0.1:1"
 
@@ -83,3 +93,19 @@ def test_what_answers_but_does_not_serve_is_named(etcd, answer, reason):
 
     with pytest.raises(ServerError, match=reason):
         check_etcd({ETCD_ENDPOINTS: f"http://127.0.0.1:{etcd.server_port}"})
+
+
+def test_the_check_at_the_start_and_the_guard_connect_to_the_port_that_dynamo_uses(monkeypatch):
+    """Its client of etcd takes the port of the scheme, not 2379."""
+    monkeypatch.setenv(ETCD_ENDPOINTS, "https://etcd.example")
+    connected: list[tuple[str, int]] = []
+
+    def connect(address: tuple[str, int], timeout_s: float) -> socket.socket:
+        connected.append(address)
+        return socket.socket()
+
+    monkeypatch.setattr(watch.socket, "create_connection", connect)
+
+    assert "etcd answers" in check_etcd({ETCD_ENDPOINTS: "https://etcd.example"})
+    assert watch.any_answers(needed_urls(server("etcd")))
+    assert connected == [("etcd.example", 443)] * 2
