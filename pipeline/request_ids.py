@@ -20,6 +20,11 @@ def chosen_id(request_id: str) -> str:
     return _UNIQUE.sub("", request_id)
 
 
+def is_unique(request_id: str) -> bool:
+    """Whether an id was made by `unique_id`."""
+    return _UNIQUE.search(request_id) is not None
+
+
 class SentId(NamedTuple):
     """Id of a request on the server: prefix + chosen + suffix. chosen: by the client, may be empty. suffix: see
     `unique_id`; empty for a request that stops others."""

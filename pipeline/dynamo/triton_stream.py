@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from pipeline.errors import EngineError, RequestError, streamed_error
 from pipeline.gateway.spec import TRITON_GRPC_KEY
 from pipeline.repository.names import FRONT_MODEL
+from pipeline.request_ids import unique_id
 from pipeline.triton_grpc import LASTING_CHANNEL, StreamCalls, infer_request, tensors_of
 from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.tensors import Array, text_tensor
@@ -34,6 +35,11 @@ class TokenChunk:
     statistics: dict[str, Any] | None = None
     log_probs: tuple[float, ...] = ()
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+    def cut(self, length: int) -> TokenChunk:
+        """The last chunk of an output that ends after `length` tokens of this one."""
+        tokens, log_probs, top = self.token_ids[:length], self.log_probs[:length], self.top[:length]
+        return replace(self, token_ids=tokens, finish_reason="end_token", log_probs=log_probs, top=top)
 
 
 class TritonStream:
@@ -72,7 +78,8 @@ class TritonStream:
         is shutting down, RuntimeError for an internal error of the server."""
         if TRACEPARENT in trace:
             tensors = {**tensors, TRACEPARENT: text_tensor(trace[TRACEPARENT])}
-        request, stop = (infer_request(FRONT_MODEL, request_id, sent) for sent in (tensors, _STOP))
+        own_id = unique_id(request_id)
+        request, stop = (infer_request(FRONT_MODEL, own_id, sent) for sent in (tensors, _STOP))
         last, failure = None, None
         try:
             async with aclosing(self._calls.responses(request, stop, tuple(trace.items()))) as responses:

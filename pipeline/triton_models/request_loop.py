@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import RequestError, UserError
-from pipeline.request_ids import chosen_id
+from pipeline.request_ids import chosen_id, is_unique
 from pipeline.triton_models.tensors import Tensors, flag
 from pipeline.triton_models.triton import CallResponses, Client, drop_requests, error_response, tensors_of
 
 # Interval at which the loop checks for disconnected clients.
 CANCELLATION_CHECK_S = 0.1
+# Number of remembered stops of requests that have not arrived: a stop over gRPC may overtake its request over HTTP.
+_MAX_EARLY_STOPS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class RequestLoop:
         self._kept = kept
         self._tasks: dict[asyncio.Task[None], IncomingRequest] = {}
         self._watch: asyncio.Task[None] | None = None
+        self._early_stops: deque[str] = deque(maxlen=_MAX_EARLY_STOPS)
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(max_calls, "calls"))
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
@@ -85,6 +89,8 @@ class RequestLoop:
             if flag(incoming.tensors, "stop"):
                 self._stop(incoming)
                 client.answer({}, last=True)
+            elif incoming.request_id in self._early_stops:
+                client.answer({}, last=True)
             else:
                 await self._serve(incoming)
         except UserError as error:
@@ -98,9 +104,15 @@ class RequestLoop:
     def _stop(self, asked: IncomingRequest) -> None:
         if not asked.request_id:
             raise RequestError("stop is true and the request has no id; send it with the id of the request to stop")
-        for task, running in list(self._tasks.items()):
-            if running is not asked and asked.request_id in (running.request_id, chosen_id(running.request_id)):
-                self._cancel(task)
+        stopped = [
+            task
+            for task, running in self._tasks.items()
+            if running is not asked and asked.request_id in (running.request_id, chosen_id(running.request_id))
+        ]
+        for task in stopped:
+            self._cancel(task)
+        if not stopped and is_unique(asked.request_id):
+            self._early_stops.append(asked.request_id)
 
     async def _watch_clients(self) -> None:
         """Cancel the requests of disconnected clients until no request is left."""

@@ -16,6 +16,7 @@ from pipeline import triton_grpc
 from pipeline.dynamo import triton_stream
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError, RequestError
+from pipeline.request_ids import chosen_id
 from tests.patience import PATIENCE_S
 from tests.unit.triton_stand_in import Triton, failed, response, serving
 
@@ -66,7 +67,8 @@ def test_a_request_arrives_with_all_its_tensors() -> None:
     for name, value in TENSORS.items():
         np.testing.assert_array_equal(read.as_numpy(name), value)
     assert read.as_numpy("traceparent").reshape(-1).tolist() == [b"00-a-b-01"]
-    assert (request.model_name, request.id) == ("lookahead_bls", "id")
+    assert (request.model_name, chosen_id(request.id)) == ("lookahead_bls", "id")
+    assert request.id != "id"  # a stop that comes first ends only this attempt
     assert triton.metadata["triton-grpc-protocol-lookahead-key"] == "secret"
 
 
@@ -143,7 +145,7 @@ def test_a_request_that_nobody_waits_for_is_stopped_and_cancelled_only_if_it_goe
     one = response(output_ids=np.asarray([[1]], np.int32))
     triton = against(leave, one, None, response(finish_reason="length"))
 
-    assert triton.stopped == ["id"]
+    assert triton.stopped == [request.id for request in triton.requests]
     assert (triton.was_read.is_set(), triton.was_cancelled.is_set()) == (obeys, not obeys)
 
 

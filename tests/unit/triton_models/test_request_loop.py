@@ -120,6 +120,20 @@ def test_stop_with_a_unique_id_ends_one_request(loop):
     assert all(request.answers.empty() for request in others)
 
 
+def test_a_stop_that_overtakes_its_request_ends_it_and_no_later_one_with_the_same_chosen_id(loop):
+    """A client's request comes over HTTP, and the gateway's stop over gRPC."""
+    unique = unique_id("a")
+    for stop in (Request(unique, stop=True), Request("a", stop=True)):
+        loop.submit(stop)
+        answer(stop)
+    late, again, same = Request(unique, kind="endless"), Request(unique_id("a"), kind="fine"), Request("a", kind="fine")
+    for request in (late, again, same):
+        loop.submit(request)
+
+    assert answer(late) == ([], True)
+    assert answer(again) == answer(same) == ([np.asarray(["fine"])], True)
+
+
 def test_a_request_that_is_stopped_before_it_began_is_answered(loop):
     async def begin_and_stop(request: IncomingRequest) -> None:
         loop._begin(request)
