@@ -156,6 +156,8 @@ class TritonEngine(LLMEngine):
                 if item is _HEARTBEAT:
                     yield _HEARTBEAT
                     continue
+                if (length := wanted.num_before_stop(item.token_ids, num_sent)) is not None:
+                    item = item.cut(length)
                 num_sent += len(item.token_ids)
                 finished = item.finish_reason is not None
                 yield self._dynamo_chunk(wanted, item, num_sent)

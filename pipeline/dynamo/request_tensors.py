@@ -33,6 +33,7 @@ from pipeline.gateway.annotations import (
     logit_bias_option,
     read_annotations,
     regex_of_choices,
+    stop_tokens_option,
     stop_words_option,
 )
 from pipeline.triton_models.guide_tensors import guide_tensors, wanted_tensors
@@ -41,6 +42,8 @@ from pipeline.triton_models.tensors import Array, float_tensor, int_tensor, text
 # Default temperature of the OpenAI API.
 _DEFAULT_TEMPERATURE = 1.0
 _SEEDS = 1 << 64
+# Limit of token ids in an INT32 tensor.
+_TOKENS = 1 << 31
 # The front end ends a request at its first finish reason, so only the gateway, which splits requests, supports n.
 _ONE_CHOICE = "n must be 1 without the gateway (server.gateway.enabled); send the request again with seed + 1"
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -49,7 +52,8 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
     """A converted request. num_prompt_tokens: prompt without resumed tokens. num_resumed_tokens: output tokens at the
-    end of input_ids, generated earlier. num_remaining_tokens: limit of tokens still to generate."""
+    end of input_ids, generated earlier. num_remaining_tokens: limit of tokens still to generate. stop_tokens: end the
+    output from min_tokens on, and are not part of it."""
 
     tensors: dict[str, Array]
     num_prompt_tokens: int
@@ -58,6 +62,13 @@ class TokenRequest:
     has_prediction: bool
     returns_statistics: bool
     returns_log_probs: bool
+    stop_tokens: frozenset[int]
+    min_tokens: int
+
+    def num_before_stop(self, token_ids: Sequence[int], num_sent: int) -> int | None:
+        """Number of new tokens before the first stop token; None without one. num_sent: tokens since num_resumed."""
+        first = max(0, self.min_tokens - self.num_resumed_tokens - num_sent)
+        return next((n for n in range(first, len(token_ids)) if token_ids[n] in self.stop_tokens), None)
 
 
 def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec) -> TokenRequest:
@@ -69,8 +80,11 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         raise RequestError(_ONE_CHOICE)
     if not ids:
         raise RequestError("the prompt has no tokens; the OpenAI front end drops the character U+0000")
+    if max(ids) >= _TOKENS:
+        raise RequestError(f"the prompt holds token {max(ids)}, which no vocabulary has")
     options = read_annotations(request.get("annotations") or [])
-    remaining, resumed = _counts(len(ids), stop.get("max_tokens"), integer_option(options, MAX_TOKENS), spec)
+    asked = integer_option(options, MAX_TOKENS)
+    remaining, resumed = _counts(len(ids), stop.get("max_tokens"), asked, spec)
     tensors: dict[str, Array] = {
         "text_input": text_tensor(""),
         "input_ids": np.asarray([ids], np.int32),
@@ -81,8 +95,9 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
     }
     if resumed:
         tensors["num_resumed_tokens"] = int_tensor(resumed)
-    if stop.get("min_tokens"):
-        tensors["min_tokens"] = int_tensor(stop["min_tokens"])
+    if min_tokens := stop.get("min_tokens"):
+        _check_min_tokens(min_tokens, asked, len(ids) - resumed, spec)
+        tensors["min_tokens"] = int_tensor(min_tokens)
     # Dynamo stops at those of its own field too, but would show the beginning of a word that spans several tokens.
     if words := stop_words_option(options) or stop.get("stop"):
         tensors["stop_words"] = np.asarray([[word.encode(errors="surrogatepass") for word in words]], np.object_)
@@ -113,6 +128,8 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         has_prediction=PREDICTION in tensors,
         returns_statistics=STATISTICS in options,
         returns_log_probs=num_top is not None,
+        stop_tokens=stop_tokens_option(options),
+        min_tokens=stop.get("min_tokens") or 0,
     )
 
 
@@ -152,6 +169,18 @@ def _counts(num_tokens: int, max_tokens: int | None, of_output: int | None, spec
     return max_tokens if max_tokens == 0 else max(1, min(max_tokens, room)), resumed
 
 
+def _check_min_tokens(min_tokens: int, max_tokens: int | None, num_prompt_tokens: int, spec: WorkerSpec) -> None:
+    """Raise RequestError for a min_tokens above max_tokens, or above the room behind the prompt. The server would
+    report the lowered max_tokens, which the client did not send."""
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise RequestError(f"min_tokens is {min_tokens}; it must be in 0 .. {max_tokens} (max_tokens)")
+    if min_tokens > max(1, spec.max_seq_len - num_prompt_tokens):
+        raise RequestError(
+            f"min_tokens is {min_tokens}; prompt and output may have {spec.max_seq_len} tokens, and the prompt has "
+            f"{num_prompt_tokens}"
+        )
+
+
 def _sampling(sampling: Mapping[str, Any], num_prompt_tokens: int, spec: WorkerSpec) -> dict[str, Array]:
     temperature = sampling.get("temperature")
     tensors = {"temperature": float_tensor(_DEFAULT_TEMPERATURE if temperature is None else temperature)}
@@ -160,6 +189,8 @@ def _sampling(sampling: Mapping[str, Any], num_prompt_tokens: int, spec: WorkerS
             tensors[name] = float_tensor(sampling[name])
     if (top_k := sampling.get("top_k")) is not None and top_k > 0:
         tensors["top_k"] = int_tensor(top_k)
+    if sampling.get("top_p") == 0:
+        tensors["top_k"] = int_tensor(1)  # Triton's top_p of 0 is no limit, that of the OpenAI API the strictest one
     counts = (sampling.get(name) for name in ("presence_penalty", "frequency_penalty"))
     if spec.prompt_ignore_length and any(counts):
         # In the OpenAI API these penalties apply to output tokens only.

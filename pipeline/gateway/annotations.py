@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from pipeline.errors import RequestError
 
@@ -22,6 +22,9 @@ NAMESPACE = "namespace"
 MAX_TOKENS = "max_tokens"
 # JSON list of stop words.
 STOP_WORDS = "stop_words"
+# JSON list of tokens that end the output and are not part of it. Dynamo's front end finds them itself, but counts the
+# later tokens of their chunk in the usage, and ignores them with ignore_eos.
+STOP_TOKENS = "stop_token_ids"
 # JSON object from token id to bias.
 LOGIT_BIAS = "logit_bias"
 # Response format. Dynamo does not migrate a request with a response format in Dynamo's own field.
@@ -76,7 +79,7 @@ def logit_bias_option(options: Mapping[str, str]) -> dict[int, float]:
         return {}
     try:
         values: dict[str, Any] = json.loads(text)
-        return {_of_32_bits(token): float(bias) for token, bias in values.items()}
+        return {_token_id(token): _number(bias) for token, bias in values.items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RequestError(f"logit_bias must be an object from token ids to numbers, not {text[:80]!r}") from error
 
@@ -91,6 +94,36 @@ def stop_words_option(options: Mapping[str, str]) -> list[str]:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise RequestError(f"the annotation {STOP_WORDS} must be a JSON list of texts, not {text[:80]!r}")
     return words
+
+
+def stop_tokens_option(options: Mapping[str, str]) -> frozenset[int]:
+    """Tokens that end the output. Raises RequestError if they are not a JSON list of whole numbers."""
+    text = options.get(STOP_TOKENS, "[]")
+    try:
+        tokens = json.loads(text)
+    except (ValueError, RecursionError):
+        tokens = None
+    if not is_token_list(tokens):
+        raise RequestError(f"the annotation {STOP_TOKENS} must be a JSON list of token ids, not {text[:80]!r}")
+    return frozenset(tokens)
+
+
+def is_token_list(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
+
+
+def _token_id(text: str) -> int:
+    """The token id in a text. Raises ValueError if it has anything but digits: int() also reads "5_0" and " 5"."""
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(text)
+    return _of_32_bits(text)
+
+
+def _number(value: Any) -> float:
+    """Raises TypeError for a value that is no number: float() also takes "5" and true."""
+    if type(value) not in (int, float):
+        raise TypeError(value)
+    return float(value)
 
 
 def _of_32_bits(text: str) -> int:

@@ -4,6 +4,8 @@ field of the request                       treatment and reason
 prediction, logit_bias                     converted: the front end drops them
 stop                                       converted: the front end drops it with ignore_eos, and fails with status 500
                                            for more than four words
+stop_token_ids                             converted: the front end counts later tokens of their chunk in the usage, and
+                                           drops them with ignore_eos
 strategy, num_draft_tokens                 converted: the front end refuses unknown fields
 draft_statistics                           converted: requests draft statistics in `nvext.engine_data`
 response_format, guided_*                  converted: the front end accepts them, but does not migrate such a request
@@ -11,8 +13,8 @@ tools, tool_choice, parallel_tool_calls    copied: they become a guide, so that 
 max_tokens, max_completion_tokens          copied: the worker counts the earlier tokens of a migrated request
 a tool_choice of allowed_tools             converted to the allowed tools and their mode: the front end refuses it
 echo, best_of, suffix, include_stop_str_in_output, prompt_logprobs, prompt_embeds, audio, web_search_options,
-allowed_token_ids, guided_whitespace_pattern, modalities and message parts other than text,
-top_logprobs without logprobs
+allowed_token_ids, bad_words_token_ids, guided_whitespace_pattern, a detokenize of false, modalities and message
+parts other than text, top_logprobs without logprobs
                                            refused: front end or worker ignore them
 a message without parts                    refused: the front end fails with status 500
 stream_options without include_usage       completed: the front end requires it
@@ -21,8 +23,9 @@ nvext.greed_sampling                       becomes a temperature of 0: the front
                                            default would be 1
 nvext.use_raw_prompt, nvext.max_thinking_tokens, nvext.metadata_upload
                                            refused: front end or worker ignore them
-a field of null, safety_identifier, prompt_cache_key, prompt_cache_retention
-                                           removed: without effect on the output, and the front end refuses them
+a field of null, user, safety_identifier, prompt_cache_key, prompt_cache_retention
+                                           removed: without effect on the output, and the front end refuses them, or an
+                                           empty user
 """
 
 from __future__ import annotations
@@ -41,10 +44,12 @@ from pipeline.gateway.annotations import (
     NUM_DRAFT_TOKENS,
     PREDICTION,
     STATISTICS,
+    STOP_TOKENS,
     STOP_WORDS,
     STRATEGY,
     TOOLS,
     annotation,
+    is_token_list,
     regex_of_choices,
 )
 from pipeline.gateway.openai_types import check_types
@@ -56,12 +61,12 @@ _MAX_TOKENS: Mapping[Endpoint, int] = {"chat": 1 << 20, "completions": 16}
 # Annotations removed from a client's request: wrong ones would corrupt the worker's token counts or grammar.
 _RESERVED = (f"{MAX_TOKENS}:", f"{GUIDE_TYPE}:", f"{GUIDE}:", f"{TOOLS}:")
 # Fields of OpenAI's API without effect on the output.
-_WITHOUT_EFFECT = ("safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+_WITHOUT_EFFECT = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 _GUIDES = {"guided_regex": "regex", "guided_grammar": "ebnf_grammar"}
 # Fields that front end or worker ignore.
 _IGNORED = (
     *("include_stop_str_in_output", "prompt_logprobs", "prompt_embeds", "audio"),
-    *("allowed_token_ids", "guided_whitespace_pattern"),
+    *("allowed_token_ids", "bad_words_token_ids", "guided_whitespace_pattern"),
 )
 _IGNORED_EXTENSIONS = ("use_raw_prompt", "max_thinking_tokens", "metadata_upload")
 _GREEDY = "greed_sampling"
@@ -80,6 +85,7 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
     options |= _text_option(sent, STRATEGY)
     options |= _prediction(sent)
     options |= _stop_words(sent)
+    options |= _stop_tokens(sent)
     options |= _logit_bias(sent)
     options |= _guide(sent)
     options |= _tools(sent, tool_call_parser, GUIDE_TYPE in options)
@@ -123,6 +129,8 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name in _IGNORED:
         if body.get(name):
             raise RequestError(f"{name} is not supported; leave it out")
+    if body.get("detokenize") is False:
+        raise RequestError("detokenize must be true: the output is a text; leave detokenize out")
     if "web_search_options" in body:
         raise RequestError("web_search_options is not supported: the server does not search the web; leave it out")
     if body.get("modalities", ["text"]) != ["text"]:
@@ -198,6 +206,13 @@ def _stop_words(sent: dict[str, Any]) -> dict[str, str]:
     value = sent.pop("stop", [])
     words = [value] if isinstance(value, str) else value
     return {STOP_WORDS: json.dumps(words)} if words else {}
+
+
+def _stop_tokens(sent: dict[str, Any]) -> dict[str, str]:
+    value = sent.pop(STOP_TOKENS, [])
+    if not is_token_list(value):
+        raise RequestError(f"{STOP_TOKENS} must be a list of token ids")
+    return {STOP_TOKENS: json.dumps(value)} if value else {}
 
 
 def _logit_bias(sent: dict[str, Any]) -> dict[str, str]:

@@ -96,6 +96,16 @@ def test_each_of_many_stop_words_ends_the_text_also_where_the_end_token_is_ignor
         assert answer.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_stop_token_ends_the_text_and_the_usage_ends_with_it(client, openai_fleet, ignore_eos):
+    direct = ask(openai_fleet.servers[0], text_input=MESSAGES[0]["content"], use_chat_template=True)
+    output = direct.statistics["output_ids"]
+    for place in (0, 3, 10):
+        answer = chat(client, extra_body={"stop_token_ids": [output[place]], "ignore_eos": ignore_eos})
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.usage.completion_tokens == output.index(output[place])
+
+
 def test_choice_i_is_a_single_request_with_seed_plus_i(client):
     sampled = {"temperature": 1.0, "logprobs": True}
     single = [chat(client, seed=11 + number, **sampled) for number in range(3)]

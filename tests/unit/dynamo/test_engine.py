@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -106,6 +107,39 @@ def test_a_request_that_waits_sends_heartbeats_to_another_machine(monkeypatch):
     assert beats
     assert all(beat == {"token_ids": [], "index": 0} for beat in beats)
     assert len(asyncio.run(chunks(False))) == 1
+
+
+@pytest.mark.parametrize(
+    ("stop_tokens", "more", "expected"),
+    [
+        ([3], {}, [[1, 2], []]),
+        ([1], {}, [[]]),
+        ([5], {}, [[1, 2], [3, 4]]),
+        ([2, 6], {"min_tokens": 1}, [[1]]),
+        ([2, 6], {"min_tokens": 2}, [[1, 2], [3, 4, 5]]),
+        ([9], {}, [[1, 2], [3, 4, 5, 6], [7]]),
+    ],
+)
+def test_an_output_ends_before_a_stop_token(stop_tokens, more, expected):
+    """The front end would count the later tokens of its chunk in the usage."""
+
+    class Chunks:
+        async def generate(self, *_: object) -> AsyncGenerator[TokenChunk, None]:
+            yield TokenChunk([1, 2], log_probs=(-1.0, -2.0))
+            yield TokenChunk([3, 4, 5, 6], log_probs=(-3.0, -4.0, -5.0, -6.0))
+            yield TokenChunk([7], "length", {}, (-7.0,))
+
+    async def chunks() -> list[Any]:
+        worker = TritonEngine(SPEC)
+        worker._servers = Chunks()  # type: ignore[assignment]
+        asked = request(None, more, None, f"stop_token_ids:{json.dumps(stop_tokens)}", output_options={"logprobs": 0})
+        return [chunk async for chunk in worker.generate(asked, Context())]  # type: ignore[arg-type]
+
+    found = asyncio.run(chunks())
+
+    assert [chunk["token_ids"] for chunk in found] == expected
+    assert [chunk.get("log_probs", []) for chunk in found] == [[-float(t) for t in tokens] for tokens in expected]
+    assert found[-1]["finish_reason"] == ("length" if expected[-1] == [7] else "stop")
 
 
 def test_a_worker_lists_its_lease_of_etcd_for_its_guard(tmp_path, monkeypatch):

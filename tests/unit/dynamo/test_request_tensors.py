@@ -83,6 +83,22 @@ def test_counts_that_cannot_be_are_refused(of_output):
         read(request(None, {"max_tokens": 10}, None, f"max_tokens:{of_output}"))
 
 
+@pytest.mark.parametrize(
+    ("min_tokens", "annotations", "sentence"),
+    [
+        (98, ["max_tokens:1000"], "min_tokens is 98; prompt and output may have 100 tokens, and the prompt has 3"),
+        (98, [], "min_tokens is 98; prompt and output may have 100 tokens, and the prompt has 3"),
+        (21, ["max_tokens:20"], r"min_tokens is 21; it must be in 0 \.\. 20 \(max_tokens\)"),
+    ],
+)
+def test_a_min_tokens_that_does_not_fit_is_refused_with_what_the_client_sent(min_tokens, annotations, sentence):
+    limit = int(annotations[0].partition(":")[2]) if annotations else 1000
+    with pytest.raises(RequestError, match=sentence):
+        read(request(None, {"min_tokens": min_tokens, "max_tokens": limit}, None, *annotations))
+    fits = {"min_tokens": min(limit, 97), "max_tokens": limit}
+    assert values(read(request(None, fits, None, *annotations)))["min_tokens"] == [fits["min_tokens"]]
+
+
 @pytest.mark.parametrize(("supported", "expected"), [(True, [3]), (False, None)])
 def test_penalties_leave_the_prompt_out_where_the_engine_can(supported, expected):
     spec = SPEC.model_copy(update={"prompt_ignore_length": supported})
@@ -130,7 +146,14 @@ def test_a_cache_salt_keeps_drafts_apart():
     assert values(read(request(routing={"cache_salt": "s"})))["namespace"] == [b"s"]
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", '{"a": 1}', '{"1": "b"}', "7", '{"4294967301": 1}'])
+NO_TOKENS = ["a", "4294967301", "5_0", " 5", "+5", "-5", "", "\u0665"]
+NO_BIASES = ["b", "2", True, None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[1]", "{", "7", *(json.dumps({key: 1}) for key in NO_TOKENS), *(json.dumps({"1": bias}) for bias in NO_BIASES)],
+)
 def test_a_logit_bias_that_is_none_is_refused(text):
     with pytest.raises(RequestError, match="logit_bias must be an object"):
         read(request(None, None, None, f"logit_bias:{text}"))
@@ -146,6 +169,23 @@ def test_stop_words_of_the_annotation_win_over_those_of_dynamos_field():
 def test_stop_words_that_are_no_list_of_texts_are_refused(text):
     with pytest.raises(RequestError, match="stop_words must be a JSON list of texts"):
         read(request(None, None, None, f"stop_words:{text}"))
+
+
+@pytest.mark.parametrize("text", ["{", '["a"]', "[-1]", "[true]", "[1.5]", "7"])
+def test_stop_tokens_that_are_no_list_of_ids_are_refused(text):
+    with pytest.raises(RequestError, match="stop_token_ids must be a JSON list of token ids"):
+        read(request(None, None, None, f"stop_token_ids:{text}"))
+
+
+def test_a_top_p_of_zero_keeps_one_token():
+    """Triton takes it for no limit."""
+    assert values(read(request(None, None, {"top_p": 0.0, "top_k": 5})))["top_k"] == [1]
+    assert "top_k" not in values(read(request(None, None, {"top_p": 0.1})))
+
+
+def test_a_token_that_its_tensor_would_wrap_is_refused_as_it_was_sent():
+    with pytest.raises(RequestError, match="the prompt holds token 2147483648"):
+        read(request([1, 1 << 31]))
 
 
 def test_a_prompt_without_tokens_is_refused():

@@ -40,6 +40,8 @@ def test_what_the_front_end_knows_stays_as_it_is():
         ("stop", "a", {"stop_words": '["a"]'}),
         ("stop", ["a", "b: c", "d", "e", "f"], {"stop_words": '["a", "b: c", "d", "e", "f"]'}),
         ("stop", [], {}),
+        ("stop_token_ids", [5, 6], {"stop_token_ids": "[5, 6]"}),
+        ("stop_token_ids", [], {}),
         ("logit_bias", {"5": -100}, {"logit_bias": '{"5": -100}'}),
         ("logit_bias", {}, {}),
         ("response_format", {"type": "text"}, {}),
@@ -108,6 +110,11 @@ def test_statistics_are_asked_for_in_either_way():
         ({"prompt_logprobs": 1}, "prompt_logprobs is not supported"),
         ({"prompt_embeds": "AAAA"}, "prompt_embeds is not supported"),
         ({"allowed_token_ids": [1]}, "allowed_token_ids is not supported"),
+        ({"bad_words_token_ids": [[1]]}, "bad_words_token_ids is not supported"),
+        ({"detokenize": False}, "detokenize must be true"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list of token ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids must be a list of token ids"),
+        ({"stop_token_ids": [True]}, "stop_token_ids must be a list of token ids"),
         ({"guided_json": {}, "guided_whitespace_pattern": " "}, "guided_whitespace_pattern is not supported"),
         ({"guided_choice": "a"}, "guided_choice must be a list"),
         ({"guided_choice": []}, "guided_choice must be a list"),
@@ -131,7 +138,7 @@ def test_no_alternatives_are_asked_for_as_without_the_field():
 
 
 def test_fields_without_effect_are_left_out():
-    fields = {"user": None, "verbosity": None, "stop": None, "safety_identifier": "a", "prompt_cache_key": "b"}
+    fields = {"user": "", "verbosity": None, "stop": None, "safety_identifier": "a", "prompt_cache_key": "b"}
 
     assert for_front_end(BODY | fields, "chat", None) == for_front_end(BODY, "chat", None)
 
