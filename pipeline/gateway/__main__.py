@@ -17,9 +17,10 @@ import grpc
 import uvicorn
 import uvloop
 from pydantic import ValidationError
+from starlette.types import ASGIApp
 
 from pipeline.files import write_whole
-from pipeline.gateway.connections import GRACE_S, by_port, for_this_machine, uvicorn_options
+from pipeline.gateway.connections import GRACE_S, by_port, for_pages, for_this_machine, in_origin_form, uvicorn_options
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.grpc_app import GrpcGateway, channel_options
 from pipeline.gateway.http_app import HttpGateway
@@ -53,11 +54,8 @@ async def serve(spec: GatewaySpec, spec_path: Path) -> None:
     await grpc_server.start()
     watching = asyncio.create_task(_follow_spec(deployments, spec_path))
     gateway = HttpGateway(spec, tenants, request, deployments)
-    app = by_port(gateway.app(), {spec.metrics_port: gateway.metrics_app()})
-    if spec.host.startswith("127.") and not spec.api_keys:
-        app = for_this_machine(app)
     options = uvicorn_options(config.header_timeout_s, config.max_connections)
-    server = _HttpServer(uvicorn.Config(app, **options), grpc_server)
+    server = _HttpServer(uvicorn.Config(_application(spec, gateway), **options), grpc_server)
     ports = [port for port in (spec.http_port, spec.openai_port) if port is not None]
     addresses = [*((spec.host, port) for port in ports), (spec.metrics_host, spec.metrics_port)]
     try:
@@ -65,6 +63,15 @@ async def serve(spec: GatewaySpec, spec_path: Path) -> None:
     finally:
         watching.cancel()
         await deployments.close()
+
+
+def _application(spec: GatewaySpec, gateway: HttpGateway) -> ASGIApp:
+    """Application of all ports. Web pages can use it with an API key, or without keys if they are of this machine."""
+    app = by_port(gateway.app(), {spec.metrics_port: gateway.metrics_app()})
+    is_local = spec.host.startswith("127.") and not spec.api_keys
+    if spec.api_keys or is_local:
+        app = for_pages(app)
+    return in_origin_form(for_this_machine(app) if is_local else app)
 
 
 async def _follow_spec(deployments: Deployments, spec_path: Path) -> None:

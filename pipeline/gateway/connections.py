@@ -7,8 +7,10 @@ import re
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
+from urllib.parse import unquote
 
 import h11
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -17,6 +19,8 @@ from pipeline.gateway.response_writer import ResponseWriter, Style
 
 # Host and port of an address of this machine.
 _LOCAL = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1?\])(?::\d+)?")
+# A request's target that is a whole URL: host and path.
+_URL = re.compile(rb"https?://([^/]+)(/.*|)", re.I)
 _FOREIGN = (
     "without API keys only programs and pages of this machine are served; use the address localhost or 127.0.0.1, or "
     "set server.api_keys"
@@ -65,6 +69,10 @@ def bounded_protocol(header_timeout_s: float, max_connections: int) -> type[asyn
             self._stop_timer()
             super().on_response_complete()
             self._note_waiting()
+
+        def _unsupported_upgrade_warning(self) -> None:
+            """uvicorn's warning recommends WebSocket libraries for each request that offers HTTP/2, as Java's client
+            does."""
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -116,6 +124,20 @@ def bounded_protocol(header_timeout_s: float, max_connections: int) -> type[asyn
     return BoundedProtocol
 
 
+def in_origin_form(app: ASGIApp) -> ASGIApp:
+    """Application for requests whose target may be a whole URL, as a client sends it that takes the server for a proxy
+    (RFC 9112, 3.2.2). The host of the URL replaces the header Host."""
+
+    async def converted(scope: Scope, receive: Receive, send: Send) -> None:
+        if (found := _URL.fullmatch(scope["raw_path"])) is not None:
+            host, path = found.groups()
+            headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+            scope = {**scope, "path": unquote(path.decode("ascii")) or "/", "headers": [*headers, (b"host", host)]}
+        await app(scope, receive, send)
+
+    return converted
+
+
 def for_this_machine(app: ASGIApp) -> ASGIApp:
     """Application that refuses what a web page of another site sends, if a browser of this machine shows it: requests
     to a foreign name that resolves to this machine (DNS rebinding), or from a foreign origin."""
@@ -130,6 +152,11 @@ def for_this_machine(app: ASGIApp) -> ASGIApp:
             await ResponseWriter(send, style).refuse(Refusal(403, _FOREIGN), closes=True)
 
     return checked
+
+
+def for_pages(app: ASGIApp) -> ASGIApp:
+    """Application for web pages of other origins, too: with responses that a browser gives to the page (CORS)."""
+    return CORSMiddleware(app, ("*",), allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=("*",))
 
 
 def by_port(app: ASGIApp, others: Mapping[int | None, ASGIApp]) -> ASGIApp:

@@ -246,7 +246,8 @@ class HttpGateway:
     async def _body(self, request: Request) -> bytes:
         config = self._spec.config
         if request.headers.get("content-encoding", "identity").lower() != "identity":
-            raise Refusal(415, "compressed bodies are not taken; send the body as it is")
+            sentence = "compressed bodies are not supported; send the body without Content-Encoding"
+            raise Refusal(415, sentence, headers={"accept-encoding": "identity"})
         length = request.headers.get("content-length")
         return await read_body(request.receive, length, config.max_body_bytes, config.body_timeout_s)
 

@@ -72,7 +72,7 @@ class _Output:
     async def add(self, number: int, chunk: Json | bytes) -> None:
         """Add a chunk of a choice, or an event without JSON."""
         if isinstance(chunk, bytes):
-            if not self._is_whole and (self._is_single or chunk != END):
+            if not self._is_whole and chunk != END:
                 await self._send(chunk)
             return
         if not self._is_single:
@@ -81,7 +81,8 @@ class _Output:
             chunk = rewrite(chunk)
         if self._is_whole:
             self._chunks[number].append(chunk)
-        elif not self._is_single and not chunk.get("choices") and chunk.get("usage"):
+        elif not chunk.get("choices") and chunk.get("usage"):
+            # The front end sends the rest of a cut tool call after it; clients expect the usage last.
             self._usages.append(chunk)
         else:
             await self._send(event_of(chunk))
@@ -93,9 +94,10 @@ class _Output:
             await self._answer.send(write_json(bodies[0] if self._is_single else _joined(bodies)), JSON)
             return
         if self._usages:
-            usage = joined_usage([chunk["usage"] for chunk in self._usages])
+            usages = [chunk["usage"] for chunk in self._usages]
+            usage = usages[0] if self._is_single else joined_usage(usages)
             await self._send(event_of(self._usages[0] | {"usage": usage}))
-        await self._send(b"" if self._is_single else END)
+        await self._send(END)
         await self._answer.end()
 
     async def _send(self, event: bytes) -> None:

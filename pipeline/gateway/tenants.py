@@ -125,9 +125,9 @@ class Tenants:
         num_choices: int = 1,
     ) -> Iterator[None]:
         """Count a request as running while the block runs. num_prompt_bytes: of one prompt. num_output_tokens:
-        limit of the output of one choice; None counts as max_seq_len. num_choices: of all prompts; each counts as a
-        request. Raises Refusal: 429 at a tenant's limit, 503 at the server's limit, 400 for a request that alone
-        exceeds a limit."""
+        limit of the output of one choice; None, or more than max_seq_len, counts as max_seq_len. num_choices: of all
+        prompts; each counts as a request. Raises Refusal: 429 at a tenant's limit, 503 at the server's limit, 400 for a
+        request that alone exceeds a limit."""
         limit = min(tenant.max_concurrent_requests, self._max_concurrent_requests)
         if num_choices > limit:
             raise Refusal(
@@ -140,7 +140,7 @@ class Tenants:
         if self.num_running + num_choices > self._max_concurrent_requests:
             raise Refusal(503, f"busy: {self.num_running} requests are being served; send it again", RETRY_AFTER_S)
         if tenant.bucket is not None:
-            wanted = max_seq_len if num_output_tokens is None else num_output_tokens
+            wanted = min(num_output_tokens or max_seq_len, max_seq_len)
             tenant.bucket.take(num_choices * (wanted + -(-num_prompt_bytes // 4)))
         tenant.num_running += num_choices
         self.num_running += num_choices

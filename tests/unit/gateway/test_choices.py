@@ -106,6 +106,19 @@ def test_a_stream_carries_the_index_of_each_choice_one_id_and_one_usage():
     assert values[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 24, "total_tokens": 29}
 
 
+def test_the_usage_of_a_single_choice_is_last_too():
+    """The front end sends the rest of a cut tool call after it."""
+
+    def early(request: httpx.Request) -> httpx.Response:
+        usage, rest = {"choices": [], "usage": {"prompt_tokens": 5}}, {"choices": [{"index": 0, "delta": {}}]}
+        return events(event(usage), event(rest), b"data: [DONE]\n\n")
+
+    answer = ask(Behind(early), n=1, stream=True)
+
+    rest, usage, end = answer.text.removesuffix("\n\n").split("\n\n")
+    assert ("delta" in rest, "prompt_tokens" in usage, end) == (True, True, "data: [DONE]")
+
+
 def test_one_choice_that_fails_is_the_answer():
     def failing(request: httpx.Request) -> httpx.Response:
         if json.loads(request.content)["seed"] == 8:

@@ -15,7 +15,7 @@ import uvicorn
 
 from pipeline.gateway import connections
 from pipeline.gateway.__main__ import _listening
-from pipeline.gateway.connections import for_this_machine, uvicorn_options
+from pipeline.gateway.connections import for_this_machine, in_origin_form, uvicorn_options
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.tenants import Tenants
@@ -179,6 +179,32 @@ def test_the_rest_of_a_refused_body_is_not_read():
         assert answer.startswith(b"HTTP/1.1 413 ")
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "host"),
+    [
+        (b"http://localhost:8080/v2/%61?b=c", "/v2/a", b"localhost:8080"),
+        (b"HTTPS://127.0.0.1", "/", b"127.0.0.1"),
+        (b"http://[::1/v2", "/v2", b"[::1"),
+        (b"//evil/v2", "//evil/v2", b"x"),
+        (b"/http://evil/v2", "/http://evil/v2", b"x"),
+    ],
+)
+def test_a_target_that_is_a_whole_url_is_its_path_and_its_host(target, path, host):
+    """The host is checked in `for_this_machine`."""
+    scopes: list[Any] = []
+
+    async def record(scope, receive, send):
+        scopes.append(scope)
+        await app(scope, receive, send)
+
+    async def work() -> None:
+        async with serving(in_origin_form(record)) as address:
+            assert (await ask(address, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"ok")
+
+    asyncio.run(work())
+    assert (scopes[0]["path"], dict(scopes[0]["headers"])[b"host"]) == (path, host)
 
 
 def test_pieces_of_a_response_are_sent_at_once():

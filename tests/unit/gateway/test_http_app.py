@@ -132,6 +132,12 @@ def test_a_bad_request_is_refused_before_it_is_passed_on(options, status, senten
     assert all(request.method == "GET" for request in server.requests)
 
 
+def test_the_refusal_of_a_compressed_body_says_what_is_accepted():
+    answer = send(behind(), "POST", GENERATE, content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+
+    assert answer.headers["accept-encoding"] == "identity"
+
+
 @pytest.mark.parametrize("path", [GENERATE, STREAM, INFER, "/v1/completions", "/v1/chat/completions"])
 def test_without_a_known_key_nothing_is_passed_on(path):
     server = behind()

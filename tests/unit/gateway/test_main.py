@@ -15,18 +15,22 @@ from typing import Any
 
 import grpc
 import httpx
+import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from pipeline.gateway import __main__ as gateway
 from pipeline.gateway.deployment import Deployments
+from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.gateway.tenants import Tenants
 from pipeline.server.ports import bind_ports
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for
 from tests.unit.gateway.gateways import (
+    GENERATE,
     Behind,
+    api_key,
     deployment_at,
     deployment_of,
     grpc_server,
@@ -73,6 +77,39 @@ def test_the_gateway_follows_its_spec_and_says_so(tmp_path: Path):
         return statuses
 
     assert asyncio.run(work())[-1] == GatewayStatus(triton_http="triton:2", num_running_earlier=0)
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "origin", "status", "allowed"),
+    [
+        ("127.0.0.1", (), "http://localhost:3000", 200, "*"),
+        ("127.0.0.1", (), "https://page.example", 403, None),
+        ("127.0.0.1", (api_key("alice"),), "https://page.example", 200, "*"),
+        ("0.0.0.0", (api_key("alice"),), "https://page.example", 200, "*"),
+        ("0.0.0.0", (), "https://page.example", 405, None),
+    ],
+)
+def test_web_pages_need_a_key_or_this_machine(host, keys, origin, status, allowed):
+    """A browser asks with OPTIONS before it sends a page's request, and without a key."""
+    server = Behind(lambda request: json_answer(200, {"text_output": "x"}))
+    spec = spec_of(*keys).model_copy(update={"host": host})
+    headers = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": "x, y"}
+
+    async def work() -> tuple[httpx.Response, httpx.Response]:
+        behind = HttpGateway(spec, Tenants(spec.api_keys, spec.config), server.transport, Deployments(spec.deployment))
+        transport = httpx.ASGITransport(gateway._application(spec, behind))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            asked = await client.options(GENERATE, headers=headers)
+            key = {"authorization": "Bearer alice"}
+            return asked, await client.post(GENERATE, headers={"origin": origin, **key}, json={})
+
+    asked, answer = asyncio.run(work())
+
+    assert asked.status_code == status
+    assert asked.headers.get("access-control-allow-headers") == (allowed and "x, y")
+    for each in (asked, answer):
+        assert each.headers.get("access-control-allow-origin") == allowed
+    assert answer.status_code == (403 if status == 403 else 200)
 
 
 def test_metrics_have_a_port_of_their_own():

@@ -102,13 +102,22 @@ def test_tokens_a_minute_are_those_of_prompt_and_output():
     tenant = tenants.of_key("a")
 
     admit(tenants, tenant, 97, num_prompt_bytes=10)  # 97 and three for ten bytes
-    admit(tenants, tenant, None)  # all that the engine holds
+    admit(tenants, tenant, 1 << 20)  # all that the engine holds
     with pytest.raises(Refusal) as refused:
         admit(tenants, tenant, 10)
     clock.now += refused.value.retry_after_s
     admit(tenants, tenant, 10)
 
     assert (refused.value.status, refused.value.retry_after_s) == (429, 3)
+
+
+def test_without_max_tokens_a_request_counts_as_all_that_the_engine_holds():
+    tenants = tenants_of(api_key("a", max_tokens_per_minute=100))
+    tenant = tenants.of_key("a")
+
+    admit(tenants, tenant, None)
+    with pytest.raises(Refusal, match="used up"):
+        admit(tenants, tenant, 1)
 
 
 def test_a_request_beyond_a_minutes_tokens_gets_no_retry_after():
