@@ -31,9 +31,10 @@ def open_gguf(path: Path, architecture: str, cache_dir: Path) -> Checkpoint:
     return Checkpoint(path.parent, path.name, architecture, remembered_sha256(path, cache_dir), (path,))
 
 
-def check_settings(path: Path, architecture: str) -> int | None:
-    """Return the sliding window in tokens, None if there is none. Reads the settings as llama.cpp does. Raises
-    CheckpointError for settings that transformers ignores in GGUF files, because it would compute another model."""
+def missing_settings(path: Path, architecture: str) -> dict[str, int | None]:
+    """Return the values of the config that transformers does not read from GGUF files: the window of a Mistral, None
+    for none, and `head_dim` if the file has it. Reads the settings as llama.cpp does. Raises CheckpointError for others
+    that transformers ignores, because it would compute another model."""
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
@@ -50,13 +51,24 @@ def check_settings(path: Path, architecture: str) -> int | None:
                 f"{path} scales its rotary embeddings (tensor {tensor.name}, as Llama 3.1 has it), which transformers "
                 "does not read from GGUF files. Use the checkpoint's safetensors instead (source: hub or local)."
             )
-    window: int | None = _setting(reader, "attention.sliding_window") or None
-    if window is not None and architecture != "MistralForCausalLM":
+    missing: dict[str, int | None] = {}
+    window = _setting(reader, "attention.sliding_window") or None
+    if architecture == "MistralForCausalLM":
+        missing["sliding_window"] = window
+    elif window is not None:
         raise CheckpointError(
             f"{path} has a sliding window of {window} tokens, which transformers does not read from GGUF files for a "
             f"{architecture}. Use the checkpoint's safetensors instead (source: hub or local)."
         )
-    return window
+    head_dim, rotated = _setting(reader, "attention.key_length"), _setting(reader, "rope.dimension_count")
+    if head_dim and rotated and head_dim != rotated:
+        raise CheckpointError(
+            f"{path} has heads of {head_dim} dimensions, of which rotary embeddings rotate {rotated}; transformers "
+            f"rotates all of a {architecture}. Use the checkpoint's safetensors instead (source: hub or local)."
+        )
+    if head_dim:
+        missing["head_dim"] = head_dim
+    return missing
 
 
 def num_weights(path: Path) -> int:

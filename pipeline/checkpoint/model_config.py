@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.checkpoint.architectures import check_rope, refuse_moving_rope
-from pipeline.checkpoint.gguf import check_settings
+from pipeline.checkpoint.gguf import missing_settings
 from pipeline.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -35,8 +35,9 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
 
     config_class = getattr(transformers, architecture).config_class
     arguments: dict[str, Any] = {}
+    missing: dict[str, int | None] = {}
     if gguf_file is not None:
-        window = check_settings(folder / gguf_file, architecture)
+        missing = missing_settings(folder / gguf_file, architecture)
         arguments["gguf_file"] = gguf_file
     try:
         config: PretrainedConfig = config_class.from_pretrained(folder, local_files_only=True, **arguments)
@@ -48,8 +49,8 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
     for key in _WINDOW_SETTINGS:
         if key not in declared and key in vars(config):
             delattr(config, key)
-    if gguf_file is not None and hasattr(config, "sliding_window"):
-        config.sliding_window = window  # transformers gives a Mistral config without a window a default one
+    for key, value in missing.items():
+        setattr(config, key, value)  # replaces defaults of transformers: Mistral has a window, Qwen3 128 dimensions
     return config
 
 

@@ -12,13 +12,20 @@ import pytest
 from gguf import GGUFWriter, RopeScalingType
 
 from pipeline.checkpoint.model_config import check_positions, read_config
+from pipeline.config.bare_checkpoint import GGUF_ARCHITECTURES
 from pipeline.errors import CheckpointError
 from tests.unit.checkpoint.sources import loaded
 
 
-def write_gguf(folder: Path, *settings: Callable[[GGUFWriter], object], **tensors: npt.NDArray[np.float32]) -> Path:
-    """A Llama of one layer."""
-    writer = GGUFWriter(folder / "a.gguf", "llama")
+def write_gguf(
+    folder: Path,
+    *settings: Callable[[GGUFWriter], object],
+    architecture: str = "llama",
+    head_dim: int = 8,
+    **tensors: npt.NDArray[np.float32],
+) -> Path:
+    """A model of one layer."""
+    writer = GGUFWriter(folder / "a.gguf", architecture)
     writer.add_context_length(64)
     writer.add_block_count(1)
     writer.add_embedding_length(32)
@@ -26,14 +33,14 @@ def write_gguf(folder: Path, *settings: Callable[[GGUFWriter], object], **tensor
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_dimension_count(8)
+    writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(40)
     for setting in settings:
         setting(writer)
-    shapes = {"token_embd": (40, 32), "output": (40, 32), "output_norm": (32,), "blk.0.attn_q": (32, 32)}
+    shapes = {"token_embd": (40, 32), "output": (40, 32), "output_norm": (32,), "blk.0.attn_q": (4 * head_dim, 32)}
     shapes |= {f"blk.0.{name}_norm": (32,) for name in ("attn", "ffn")}
-    shapes |= {"blk.0.attn_k": (16, 32), "blk.0.attn_v": (16, 32), "blk.0.attn_output": (32, 32)}
+    shapes |= {f"blk.0.attn_{name}": (2 * head_dim, 32) for name in "kv"} | {"blk.0.attn_output": (32, 4 * head_dim)}
     shapes |= {"blk.0.ffn_up": (48, 32), "blk.0.ffn_gate": (48, 32), "blk.0.ffn_down": (32, 48)}
     for name, shape in shapes.items():
         writer.add_tensor(f"{name}.weight", np.ones(shape, dtype=np.float32))
@@ -62,6 +69,7 @@ def floats(*values: float) -> npt.NDArray[np.float32]:
         ([lambda writer: writer.add_float32("llama.rope.scale_linear", 4.0)], {}, "factor 4"),
         ([], {"rope_freqs__weight": floats(1, 1, 4, 8)}, "(tensor rope_freqs.weight, as Llama 3.1 has it)"),
         ([lambda writer: writer.add_sliding_window(7)], {}, "a sliding window of 7 tokens"),
+        ([lambda writer: writer.add_key_length(16)], {}, "heads of 16 dimensions, of which rotary embeddings rotate 8"),
         ([], {"blk__0__attn_q__bias": floats(*range(32))}, "holds 13 tensors; the LlamaForCausalLM"),
     ],
 )
@@ -86,3 +94,19 @@ def test_a_mistral_has_the_window_of_its_gguf_file(window: int | None, tmp_path:
     settings = [] if window is None else [lambda writer: writer.add_sliding_window(window)]
     model = loaded(write_gguf(tmp_path, *settings), "a.gguf", "MistralForCausalLM")
     assert model.config.sliding_window == window
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_heads_are_as_wide_as_the_gguf_file_states(architecture: str, tmp_path: Path) -> None:
+    """transformers takes 128 for Qwen3, and for Qwen2 the hidden size by the number of heads."""
+    norms = {f"blk__0__attn_{name}_norm__weight": np.ones(16, dtype=np.float32) for name in "qk"}
+    biases = {
+        f"blk__0__attn_{name}__bias": np.ones(size, dtype=np.float32)
+        for name, size in zip("qkv", (64, 32, 32), strict=True)
+    }
+    own = {"llama": {}, "qwen2": biases, "qwen3": norms}[architecture]
+    stated = [lambda writer: writer.add_key_length(16), lambda writer: writer.add_value_length(16)]
+    write_gguf(tmp_path, *stated, architecture=architecture, head_dim=16, **own)
+    model = loaded(tmp_path, "a.gguf", GGUF_ARCHITECTURES[architecture][0])
+    assert model.config.head_dim == 16
+    assert model.model.layers[0].self_attn.q_proj.weight.shape == (64, 32)
