@@ -22,7 +22,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 # Interval of progress lines without a terminal.
@@ -71,12 +71,14 @@ def progress() -> Iterator[Progress]:
     bar.add_task("weights", total=n)`. Without a terminal it is a line per `SECONDS_PER_LINE`."""
     bar = Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
+        # In a narrow terminal the text is cut, not the times.
+        TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=notes.width // 8),
         TaskProgressColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=notes,
+        expand=True,
         transient=True,
         disable=not notes.is_terminal,
     )

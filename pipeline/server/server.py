@@ -241,8 +241,8 @@ def _begin(
 
 
 def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> None:
+    note("loading the models")
     deadline = time.monotonic() + timeout_s
-    noted = time.monotonic()
     while not is_ready(server.state):
         has_gateway_ended = server.gateway is not None and server.gateway.poll() is not None
         # The guard of tritonserver ends the gateway first, then itself.
@@ -258,9 +258,6 @@ def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> No
                 f"The server was not ready after {timeout_s:.0f} s (server.startup_timeout_s). End of "
                 f"{server.log_path}:\n" + log_tail(server.log_path)
             )
-        if time.monotonic() - noted > 5:
-            noted = time.monotonic()
-            note("still loading the models")
         time.sleep(0.1)
 
 

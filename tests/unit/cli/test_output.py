@@ -64,6 +64,21 @@ def test_a_bar_shows_a_name_as_it_is() -> None:
     assert "insert [/a] [red].jsonl" in stream.getvalue()
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_in_a_narrow_terminal_the_text_is_cut_and_the_times_are_whole(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(output, "notes", Console(file=stream, width=width))
+    with output.progress() as bar:
+        bar.add_task("engine: converting 98 MB of weights to float32 for torch on cpu", total=None)
+        bar.add_task("measuring", total=4)
+        output.notes.print(bar.get_renderable())
+    unknown, counted = stream.getvalue().splitlines()
+    assert re.fullmatch(r".*engi.*….* 0:00:00 +", unknown)
+    assert re.fullmatch(r".*meas.* 0% 0:00:00 -:--:--", counted)
+
+
 def test_work_of_unknown_length_shows_its_stage_until_it_ends(stderr: io.StringIO) -> None:
     with output.working("building") as note:
         wait_for_line(stderr, "building (S s)")
