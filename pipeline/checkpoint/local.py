@@ -119,7 +119,8 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         )
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         raise CheckpointError(
-            f"{folder} has pickled PyTorch weights, which are not supported. Convert them to safetensors."
+            f"{folder} has pickled PyTorch weights, which are not supported. Convert them to safetensors: load the "
+            "folder with transformers and call `save_pretrained`."
         )
     others = ", ".join(sorted(path.name for path in folder.glob("*.safetensors")))
     found = f"; it has {others}" if others else ""
