@@ -37,7 +37,7 @@ class MeasuredRequest(_Value):
     )
     reliability: list[ReliabilityRow] = Field(
         default=[],
-        description="Verified draft nodes by source and estimate: see `decoding.reliability`; in process only.",
+        description="Verified draft nodes by source and estimate: see `drafting.reliability`; in process only.",
     )
     acceptance_lengths: list[int] = Field(description="Tokens emitted per step.")
     seconds: float = Field(ge=0)
