@@ -14,7 +14,7 @@ from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
 from pipeline.request_ids import SentId, unique_id
 
-NAMESPACE, MAX_TOKENS, ID = "namespace", "max_tokens", "id"
+NAMESPACE, MAX_TOKENS, ID, PARAMETERS = "namespace", "max_tokens", "id", "parameters"
 # Input of a request that stops the requests with the same id.
 STOP = "stop"
 Types = Mapping[str, str]
@@ -38,13 +38,27 @@ class Checked(NamedTuple):
 
 def checked_generate(body: bytes, tenant: Tenant, types: Types) -> Checked:
     """Check a request and set the tenant's namespace. types: datatypes of the model's inputs. Raises Refusal (400)."""
-    value = parse_json(body)
+    value = _with_parameters(parse_json(body), types)
     check_types(value, types)
     sent_id = sent_id_of(value, tenant, is_unique=NAMESPACE in types and STOP not in value)
     if NAMESPACE in types:
         value = with_namespace(value, tenant)
     value = with_sent_id(value, sent_id)
     return Checked(write_json(value), None, positive(single(value.get(MAX_TOKENS))), sent_id)
+
+
+def _with_parameters(value: Json, types: Types) -> Json:
+    """The request with the inputs in its object `parameters` beside the others. Triton does the same, but its errors
+    for them hold internal ids, or are those of a fault. Raises Refusal (400) for an input in both places."""
+    parameters = value.get(PARAMETERS)
+    if not isinstance(parameters, dict):  # Triton reports what is no object
+        return value
+    inputs = {name: parameters[name] for name in parameters if name in types}
+    for name in inputs:
+        if name in value:
+            raise Refusal(400, f"{name} occurs in the request and in its {PARAMETERS}; send it once")
+    others = {name: item for name, item in parameters.items() if name not in inputs}
+    return value | inputs | {PARAMETERS: others}
 
 
 def sent_id_of(value: Json, tenant: Tenant, is_unique: bool) -> SentId:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from pipeline.gateway.generate_body import check_types, types_of
+from pipeline.gateway.generate_body import check_types, checked_generate, types_of
 from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.tenants import Tenant
 
 DATATYPES = {"text": "BYTES", "count": "INT32", "seed": "UINT64", "heat": "FP32", "flag": "BOOL"}
 TYPES = types_of({"inputs": [{"name": n, "datatype": d, "shape": [-1, 1]} for n, d in DATATYPES.items()]})
@@ -42,3 +45,23 @@ def test_values_that_fit_are_taken(value):
 def test_a_value_that_does_not_fit_is_refused_with_what_would_be_right(value, sentence):
     with pytest.raises(Refusal, match=sentence):
         check_types(value, TYPES)
+
+
+def checked(parameters: object) -> tuple[dict[str, object], int | None]:
+    """What is sent, without its id and its namespace, and the limit of the output."""
+    types = TYPES | {"max_tokens": "INT32", "namespace": "BYTES", "stop": "BOOL"}
+    body = json.dumps({"text": "a", "parameters": parameters}).encode()
+    found = checked_generate(body, Tenant("a", "a/", 1, None), types)
+    sent = json.loads(found.body)
+    return {name: value for name, value in sent.items() if name not in ("id", "namespace")}, found.max_tokens
+
+
+def test_inputs_among_the_parameters_are_checked_as_the_others_are():
+    assert checked({"max_tokens": 3, "odd": 1}) == ({"text": "a", "max_tokens": 3, "parameters": {"odd": 1}}, 3)
+    assert checked(3) == ({"text": "a", "parameters": 3}, None)
+    for parameters, sentence in (
+        ({"seed": -1}, "seed is -1"),
+        ({"text": "b"}, "text occurs in the request and in its"),
+    ):
+        with pytest.raises(Refusal, match=sentence):
+            checked(parameters)
