@@ -19,6 +19,15 @@ def move_figures(chunk: Json) -> Json:
     return chunk if figures is None else chunk | {"metrics": {FIGURES: figures}}
 
 
+def with_nulls(chunk: Json) -> Json:
+    """Add the members of a choice of the completions API that the front end leaves out if they are null: strict clients
+    require them."""
+    for choice in chunk.get("choices") or []:
+        choice.setdefault("finish_reason", None)
+        choice.setdefault("logprobs", None)
+    return chunk
+
+
 def log_probs() -> Rewrite:
     """Rewrite of one response of the completions API: converts the alternatives from lists to objects from token to log
     probability, and adds `text_offset`, the position of each token in the text."""

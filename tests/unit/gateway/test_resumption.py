@@ -160,8 +160,8 @@ def test_a_stream_with_a_part_of_a_tool_call_ends_with_the_error():
 
 
 def test_a_long_event_arrives_whole():
-    chunk = {"id": "a", "choices": [{"index": 0, "text": "data: {" * 300_000, "finish_reason": None}]}
-    long = event(chunk)
+    choice = {"index": 0, "text": "data: {" * 300_000, "finish_reason": None, "logprobs": None}
+    long = event({"id": "a", "choices": [choice]})
     cut = long.index(b"data: {", 1_500_000)
     back = behind(lambda request: events(long[:cut], long[cut:], DONE))
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.gateway.openai_body import checked_openai
 from pipeline.gateway.rewriting import alternatives, log_probs, move_figures
+from pipeline.gateway.tenants import Tenant
 
 FIGURES = {"num_spec_steps": 2}
 
@@ -21,6 +23,21 @@ def test_figures_of_drafts_move_to_the_root() -> None:
 @pytest.mark.parametrize("value", [{"text": '"speculative_decoding"'}, {"nvext": None}, {"nvext": {"timing": 1}}])
 def test_a_chunk_without_them_stays_as_it_is(value: dict[str, Any]) -> None:
     assert move_figures(dict(value)) == value
+
+
+def test_a_choice_of_completions_has_the_members_that_are_null() -> None:
+    """The front end leaves them out, and strict clients require them. A chat's choices have them."""
+    tenant = Tenant("everyone", "", 1, None)
+    (change,) = checked_openai(b'{"model": "m", "prompt": "a"}', "completions", tenant).rewrites
+
+    assert change({"choices": [{"index": 0, "text": "a"}, {"index": 1, "text": "b", "finish_reason": "stop"}]}) == {
+        "choices": [
+            {"index": 0, "text": "a", "finish_reason": None, "logprobs": None},
+            {"index": 1, "text": "b", "finish_reason": "stop", "logprobs": None},
+        ]
+    }
+    assert change({"usage": {}}) == {"usage": {}}
+    assert not checked_openai(b'{"model": "m", "messages": []}', "chat", tenant).rewrites
 
 
 def test_alternatives_of_completions_become_objects_and_tokens_get_their_place_in_the_text() -> None:
