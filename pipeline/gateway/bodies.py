@@ -14,11 +14,15 @@ import anyio
 import pydantic_core
 
 from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.tenants import RETRY_AFTER_S
 
 # Deepest nesting of lists and objects. Tensors need four levels, JSON schemas rarely twenty.
 MAX_DEPTH = 64
 # If a time limit is noticed later than this, all processes were suspended meanwhile.
 _LATE_S = 1.0
+# Bodies up to this length are read however many long ones arrive.
+_SHORT_BYTES = 1 << 16
+_MAX_LONG = 32
 # Range of the integer datatypes of tensors.
 _INTEGERS = range(-(1 << 63), 1 << 64)
 Receive = Callable[[], Awaitable[Any]]
@@ -29,29 +33,45 @@ class Disconnected(Exception):
     """The client disconnected before the end of its request."""
 
 
-async def read_body(receive: Receive, content_length: str | None, max_bytes: int, timeout_s: float) -> bytes:
-    """Read the whole body of a request. Raises Refusal 413 if it is longer than max_bytes, Refusal 408 if it does not
-    arrive within timeout_s, Disconnected if the client leaves. The time starts again after a suspension of the
-    process."""
-    too_long = Refusal(413, f"the body is longer than {max_bytes} bytes (server.gateway.max_body_bytes)")
-    if content_length is not None and content_length.isdecimal() and int(content_length[:20]) > max_bytes:
-        raise too_long
-    chunks, num_bytes, late_s = [], 0, math.inf
-    while late_s > _LATE_S:
-        with anyio.move_on_after(timeout_s) as scope:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Disconnected
-                chunk = message.get("body", b"")
-                num_bytes += len(chunk)
-                if num_bytes > max_bytes:
-                    raise too_long
-                chunks.append(chunk)
-                if not message.get("more_body", False):
-                    return b"".join(chunks)
-        late_s = anyio.current_time() - scope.deadline
-    raise Refusal(408, f"the body did not arrive within {timeout_s:g} s")
+class BodyReader:
+    """Reads bodies of requests. max_bytes: of one body. timeout_s: limit for the arrival of one body. Together they
+    hold at most _MAX_LONG bodies of the longest size; 1,000 clients that send slowly could use up the memory."""
+
+    def __init__(self, max_bytes: int, timeout_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._num_held = 0
+
+    async def read(self, receive: Receive, content_length: str | None) -> bytes:
+        """Read the whole body of a request. Raises Refusal 413 if it is too long, 408 if it is late, 503 if too many
+        long ones arrive at the same time; Disconnected if the client leaves. The time starts again after a suspension
+        of the process."""
+        too_long = Refusal(413, f"the body is longer than {self._max_bytes} bytes (server.gateway.max_body_bytes)")
+        if content_length is not None and content_length.isdecimal() and int(content_length[:20]) > self._max_bytes:
+            raise too_long
+        chunks, num_bytes, num_held, late_s = list[bytes](), 0, 0, math.inf
+        try:
+            while late_s > _LATE_S:
+                with anyio.move_on_after(self._timeout_s) as scope:
+                    while True:
+                        message = await receive()
+                        if message["type"] == "http.disconnect":
+                            raise Disconnected
+                        chunks.append(message.get("body", b""))
+                        num_bytes += len(chunks[-1])
+                        if num_bytes > self._max_bytes:
+                            raise too_long
+                        if not message.get("more_body", False):
+                            return b"".join(chunks)
+                        num_new = max(0, num_bytes - _SHORT_BYTES) - num_held
+                        num_held += num_new
+                        self._num_held += num_new
+                        if self._num_held > _MAX_LONG * self._max_bytes:
+                            raise Refusal(503, "busy: too many long requests arrive; send it again", RETRY_AFTER_S)
+                late_s = anyio.current_time() - scope.deadline
+        finally:
+            self._num_held -= num_held
+        raise Refusal(408, f"the body did not arrive within {self._timeout_s:g} s")
 
 
 def parse_json(body: bytes) -> Json:

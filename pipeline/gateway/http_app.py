@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from pipeline.gateway.bodies import Disconnected, parse_json, read_body
+from pipeline.gateway.bodies import BodyReader, Disconnected, parse_json
 from pipeline.gateway.deployment import Deployment, Deployments
 from pipeline.gateway.errors import logger, refusal_of, text_of_body, unavailable, unknown_model
 from pipeline.gateway.forward import forward
@@ -86,6 +86,7 @@ class HttpGateway:
         self._tenants = tenants
         self._transport = transport
         self._deployments = deployments
+        self._bodies = BodyReader(spec.config.max_body_bytes, spec.config.body_timeout_s)
         self._page = files("pipeline.gateway").joinpath("openapi.json").read_bytes()
 
     def app(self) -> Router:
@@ -244,12 +245,10 @@ class HttpGateway:
         return self._tenants.of_key(key_of(request))
 
     async def _body(self, request: Request) -> bytes:
-        config = self._spec.config
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             sentence = "compressed bodies are not supported; send the body without Content-Encoding"
             raise Refusal(415, sentence, headers={"accept-encoding": "identity"})
-        length = request.headers.get("content-length")
-        return await read_body(request.receive, length, config.max_body_bytes, config.body_timeout_s)
+        return await self._bodies.read(request.receive, request.headers.get("content-length"))
 
 
 def _path(request: Request, deployment: Deployment) -> str:

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.gateway import bodies
-from pipeline.gateway.bodies import MAX_DEPTH, Disconnected, parse_json, read_body, write_json
+from pipeline.gateway.bodies import MAX_DEPTH, BodyReader, Disconnected, parse_json, write_json
 from pipeline.gateway.refusal import Refusal
+from tests.patience import PATIENCE_S
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 INTEGERS = st.integers(-(1 << 63), (1 << 64) - 1)
@@ -76,7 +77,7 @@ def read(*messages: dict[str, Any], max_bytes: int = 10, timeout_s: float = 5.0,
             await asyncio.sleep(60)
         return waiting.pop(0)
 
-    return asyncio.run(read_body(receive, length, max_bytes, timeout_s))
+    return asyncio.run(BodyReader(max_bytes, timeout_s).read(receive, length))
 
 
 def part(data: bytes, more: bool) -> dict[str, Any]:
@@ -120,4 +121,35 @@ def test_a_suspension_of_the_process_is_no_slow_client(monkeypatch: pytest.Monke
             await asyncio.sleep(0)
         return messages.pop(0)
 
-    assert asyncio.run(read_body(receive, None, 10, 0.05)) == b"ab"
+    assert asyncio.run(BodyReader(10, 0.05).read(receive, None)) == b"ab"
+
+
+def test_long_bodies_that_arrive_at_the_same_time_are_bounded_and_short_ones_are_read(monkeypatch) -> None:
+    monkeypatch.setattr(bodies, "_SHORT_BYTES", 4)
+    monkeypatch.setattr(bodies, "_MAX_LONG", 2)
+
+    async def work() -> None:
+        reader, go_on = BodyReader(10, PATIENCE_S), asyncio.Event()
+
+        def client(*parts: bytes) -> Any:
+            messages = [*(part(data, True) for data in parts), part(b"!", False)]
+
+            async def receive() -> Any:
+                if len(messages) == 1:
+                    await go_on.wait()
+                return messages.pop(0)
+
+            return receive
+
+        slow = [asyncio.ensure_future(reader.read(client(b"01", b"23456"), None)) for _ in range(6)]
+        await asyncio.sleep(0)
+        with pytest.raises(Refusal, match="too many long") as refused:
+            await reader.read(client(b"012345678"), None)
+        assert (refused.value.status, refused.value.retry_after_s) == (503, 1)
+        short = asyncio.ensure_future(reader.read(client(b"0123"), None))
+        await asyncio.sleep(0)
+        go_on.set()
+        assert await asyncio.gather(*slow, short) == [b"0123456!"] * 6 + [b"0123!"]
+        assert await reader.read(client(b"012345678"), None) == b"012345678!"
+
+    asyncio.run(work())
