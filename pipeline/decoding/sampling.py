@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.decoding.grammar.masks import TokenMask
 from pipeline.decoding.request import GenerationRequest, SamplingParams
@@ -30,6 +31,8 @@ from pipeline.errors import RequestError
 # Scores are computed in float32, as the logits are.
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).tiny)
+# Noise lies between -2.9 and 16.7. So no token with a score this far below the best one is chosen.
+NOISE_RANGE = np.float32(20)
 
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
@@ -75,10 +78,11 @@ def is_finite(value: float) -> bool:
     return -LARGEST <= value <= LARGEST
 
 
-def gumbel_noise(seed: int, position: int, vocab_size: int) -> FloatArray:
-    """[vocab] standard Gumbel noise of the token at an absolute position (0 is the prompt's first token)."""
+def gumbel_noise(seed: int, position: int, tokens: NDArray[np.int64]) -> FloatArray:
+    """[n] standard Gumbel noise of these tokens, at least one, in ascending order, at an absolute position (0 is the
+    prompt's first token)."""
     bits = np.random.Philox(key=seed, counter=[0, position, 0, 0])
-    uniform = np.random.Generator(bits).random(vocab_size, dtype=np.float32)
+    uniform = np.random.Generator(bits).random(int(tokens[-1]) + 1, dtype=np.float32)[tokens]
     # random() may return exactly 0, whose logarithm is -inf.
     noise: FloatArray = -np.log(-np.log(np.maximum(uniform, np.float32(2.0**-25))))
     return noise
@@ -117,8 +121,8 @@ def choose_token(
     # The best score is set to 0 first, so that a tiny temperature cannot overflow it.
     with np.errstate(over="ignore"):
         scores = (scores - scores.max()) / np.float32(max(params.temperature, SMALLEST))
-    _truncate(scores, params)
-    return int((scores + gumbel_noise(params.seed, len(context), len(scores))).argmax())
+    tokens = _candidates(scores, params)
+    return int(tokens[(scores[tokens] + gumbel_noise(params.seed, len(context), tokens)).argmax()])
 
 
 def _banned(request: GenerationRequest, context: IntArray) -> set[int]:
@@ -178,16 +182,24 @@ def _ban(scores: FloatArray, tokens: Iterable[int]) -> None:
             scores[token] = -np.inf
 
 
-def _truncate(scores: FloatArray, params: SamplingParams) -> None:
-    """Set the scores that top-k, top-p and min-p exclude to -inf. All tokens with the k-th best score stay."""
-    if 0 < params.top_k < len(scores):
-        edge = np.partition(scores, -params.top_k)[-params.top_k]
-        scores[scores < edge] = -np.inf
-    if params.top_p < 1.0 or params.min_p > 0.0:
-        weights = np.exp(scores, dtype=np.float64)  # relative to the best score, which is 0
-        if params.top_p < 1.0:
-            # Sorted by score, because at a huge temperature all weights are equal.
-            order = np.argsort(-scores, kind="stable")
-            before = np.cumsum(weights[order]) - weights[order]
-            scores[order[before >= params.top_p * weights.sum()]] = -np.inf
-        scores[weights < params.min_p] = -np.inf
+def _candidates(scores: FloatArray, params: SamplingParams) -> NDArray[np.int64]:
+    """The tokens that top-k, top-p and min-p permit, ascending, without those that no noise can make the best. scores:
+    [vocab] relative to the best one. All tokens with the k-th best score are permitted."""
+    tokens, permitted = np.flatnonzero(scores >= -NOISE_RANGE), scores
+    if 0 < params.top_k < len(tokens):
+        permitted = scores[tokens]
+        tokens = tokens[permitted >= np.partition(permitted, -params.top_k)[-params.top_k]]
+        permitted = scores[tokens]
+    if params.top_p < 1.0:
+        total = np.exp(permitted, dtype=np.float64).sum()
+        # Lighter tokens are not sorted. Together they have at most half of the share that top-p leaves out.
+        lightest = (1.0 - params.top_p) * total / (2 * len(permitted))
+        weights = np.exp(scores[tokens], dtype=np.float64)
+        tokens, weights = tokens[weights >= lightest], weights[weights >= lightest]
+        # Sorted by score, because at a huge temperature all weights are equal.
+        order = np.argsort(-scores[tokens], kind="stable")
+        before = np.cumsum(weights[order]) - weights[order]
+        tokens = np.sort(tokens[order[before < params.top_p * total]])
+    if params.min_p > 0.0:
+        tokens = tokens[np.exp(scores[tokens], dtype=np.float64) >= params.min_p]
+    return tokens

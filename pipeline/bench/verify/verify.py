@@ -93,7 +93,7 @@ def scores_after(engine: Engine, request: GenerationRequest, context: IntArray) 
     params = request.sampling
     if params.greedy:
         return row, row
-    return row, row + np.float32(params.temperature) * gumbel_noise(params.seed, len(context), len(row))
+    return row, row + np.float32(params.temperature) * gumbel_noise(params.seed, len(context), np.arange(len(row)))
 
 
 def compare(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.decoding.request import SamplingParams
-from pipeline.decoding.sampling import LARGEST, check_sampling, choose_token, gumbel_noise, needs_logits
+from pipeline.decoding.sampling import LARGEST, NOISE_RANGE, check_sampling, choose_token, gumbel_noise, needs_logits
 from pipeline.errors import RequestError
 from tests.fakes import VOCAB_SIZE, make_request, table_logits
 
@@ -18,6 +18,10 @@ def chosen(context: np.ndarray = CONTEXT, logits: np.ndarray = LOGITS, **fields:
     request_fields = {name: fields.pop(name) for name in ("min_new_tokens", "end_ids") if name in fields}
     request = make_request(prompt=context.tolist(), sampling=SamplingParams(**fields), **request_fields)  # type: ignore[arg-type]
     return choose_token(request, logits, context)
+
+
+def noise(seed: int, position: int, vocab_size: int) -> np.ndarray:
+    return gumbel_noise(seed, position, np.arange(vocab_size))
 
 
 def test_the_defaults_are_greedy() -> None:
@@ -35,14 +39,15 @@ def test_sampled_tokens_follow_the_softmax_of_the_logits() -> None:
 
 
 def test_noise_is_a_function_of_seed_and_position_alone() -> None:
-    np.testing.assert_array_equal(gumbel_noise(3, 7, 100), gumbel_noise(3, 7, 100))
-    assert not np.array_equal(gumbel_noise(3, 7, 100), gumbel_noise(3, 8, 100))
-    assert not np.array_equal(gumbel_noise(3, 7, 100), gumbel_noise(4, 7, 100))
-    assert np.isfinite(gumbel_noise(2**64 - 1, 1 << 20, 50_000)).all()
+    np.testing.assert_array_equal(noise(3, 7, 100), noise(3, 7, 100))
+    assert not np.array_equal(noise(3, 7, 100), noise(3, 8, 100))
+    assert not np.array_equal(noise(3, 7, 100), noise(4, 7, 100))
+    assert np.isfinite(noise(2**64 - 1, 1 << 20, 50_000)).all()
+    np.testing.assert_array_equal(gumbel_noise(3, 7, np.asarray([2, 5, 40])), noise(3, 7, 100)[[2, 5, 40]])
 
 
 def test_noise_of_neighbouring_positions_is_uncorrelated() -> None:
-    correlation = np.corrcoef(gumbel_noise(0, 1, 50_000), gumbel_noise(0, 2, 50_000))[0, 1]
+    correlation = np.corrcoef(noise(0, 1, 50_000), noise(0, 2, 50_000))[0, 1]
     assert abs(correlation) < 0.02
 
 
@@ -179,9 +184,52 @@ def test_a_token_exactly_at_min_p_stays() -> None:
 
 def test_noise_is_the_same_in_every_version() -> None:
     """Users keep seeds: a new release must give the old texts."""
-    assert gumbel_noise(7, 1234, 3).tolist() == pytest.approx([-0.51527, -1.59096, 1.52408], abs=1e-5)
+    assert noise(7, 1234, 3).tolist() == pytest.approx([-0.51527, -1.59096, 1.52408], abs=1e-5)
 
 
 def test_the_nucleus_ends_where_its_share_is_reached() -> None:
     logits = np.zeros(2, np.float32)
     assert {chosen(logits=logits, temperature=1.0, top_p=0.5, seed=seed) for seed in range(40)} == {0}
+
+
+def chosen_by_definition(logits: np.ndarray, params: SamplingParams) -> int:
+    """top-k, top-p and min-p over the whole vocabulary, sorted."""
+    scores = (logits - logits.max()) / np.float32(params.temperature)
+    if 0 < params.top_k < len(scores):
+        scores[scores < np.sort(scores)[-params.top_k]] = -np.inf
+    weights = np.exp(scores, dtype=np.float64)
+    order = np.argsort(-scores, kind="stable")
+    before = np.cumsum(weights[order]) - weights[order]
+    if params.top_p < 1:
+        scores[order[before >= params.top_p * weights.sum()]] = -np.inf
+    scores[weights < params.min_p] = -np.inf
+    return int((scores + noise(params.seed, len(CONTEXT), len(scores))).argmax())
+
+
+@given(
+    logits=st.builds(
+        # Rounded, so that some are equal.
+        lambda number, spread: np.random.default_rng(number).normal(0, spread, 500).round(1).astype(np.float32),
+        st.integers(0, 1000),
+        st.floats(0.5, 20),
+    ),
+    params=st.builds(
+        SamplingParams,
+        temperature=st.floats(0.05, 5),
+        top_k=st.sampled_from([0, 1, 2, 50, 400]),
+        top_p=st.floats(0.01, 1) | st.sampled_from([0.9, 0.999999, 1 - 2.0**-53]),
+        min_p=st.sampled_from([0.0, 0.05, 0.5]),
+        seed=st.integers(0, 2**64 - 1),
+    ),
+)
+def test_tokens_are_chosen_as_if_all_were_sorted(logits: np.ndarray, params: SamplingParams) -> None:
+    request = make_request(CONTEXT.tolist(), sampling=params)
+    assert choose_token(request, logits, CONTEXT) == chosen_by_definition(logits, params)
+
+
+def test_the_noise_keeps_its_range() -> None:
+    """Tokens beyond NOISE_RANGE are left out. The generator's floats are multiples of 2^-24 in 0 .. 1 - 2^-24."""
+    least, most = (-np.log(-np.log(np.float32(uniform))) for uniform in (2.0**-25, 1 - 2.0**-24))
+    assert most - least < NOISE_RANGE
+    bits = np.random.Generator(np.random.Philox(key=1)).random(100_000, dtype=np.float32) * 2**24
+    np.testing.assert_array_equal(bits, bits.round())
