@@ -22,8 +22,10 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
+
+from pipeline.cli.tables import fitted
 
 # Interval of progress lines without a terminal.
 SECONDS_PER_LINE = 10.0
@@ -47,12 +49,10 @@ def note(text: str) -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """Print a table on stdout; cells are converted with str()."""
-    grid = Table(title=title and Text(title), title_justify="left", header_style="bold")
-    for column in columns:
-        grid.add_column(Text(column))
-    for row in rows:
-        grid.add_row(*(Text(str(cell)) for cell in row))
-    console.print(grid, soft_wrap=False)
+    if title:
+        console.print(Text(title, style="italic"), soft_wrap=False)
+    for part in fitted(columns, [[str(cell) for cell in row] for row in rows], console.width):
+        console.print(part, soft_wrap=False)
 
 
 def records(rows: Iterable[Mapping[str, object]]) -> None:
