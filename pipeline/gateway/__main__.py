@@ -66,11 +66,11 @@ async def serve(spec: GatewaySpec, spec_path: Path) -> None:
 
 
 def _application(spec: GatewaySpec, gateway: HttpGateway) -> ASGIApp:
-    """Application of all ports. Web pages can use it with an API key, or without keys if they are of this machine."""
-    app = by_port(gateway.app(), {spec.metrics_port: gateway.metrics_app()})
+    """Application of all ports. Web pages can use it with an API key, or without keys if they are of this machine; they
+    cannot read metrics, which need no key."""
     is_local = spec.host.startswith("127.") and not spec.api_keys
-    if spec.api_keys or is_local:
-        app = for_pages(app)
+    app: ASGIApp = gateway.app()
+    app = by_port(for_pages(app) if spec.api_keys or is_local else app, {spec.metrics_port: gateway.metrics_app()})
     return in_origin_form(for_this_machine(app) if is_local else app)
 
 

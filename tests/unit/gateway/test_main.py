@@ -92,24 +92,26 @@ def test_the_gateway_follows_its_spec_and_says_so(tmp_path: Path):
 def test_web_pages_need_a_key_or_this_machine(host, keys, origin, status, allowed):
     """A browser asks with OPTIONS before it sends a page's request, and without a key."""
     server = Behind(lambda request: json_answer(200, {"text_output": "x"}))
-    spec = spec_of(*keys).model_copy(update={"host": host})
+    spec = spec_of(*keys).model_copy(update={"host": host, "metrics_port": 9})
     headers = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": "x, y"}
 
-    async def work() -> tuple[httpx.Response, httpx.Response]:
+    async def work() -> tuple[httpx.Response, ...]:
         behind = HttpGateway(spec, Tenants(spec.api_keys, spec.config), server.transport, Deployments(spec.deployment))
         transport = httpx.ASGITransport(gateway._application(spec, behind))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             asked = await client.options(GENERATE, headers=headers)
             key = {"authorization": "Bearer alice"}
-            return asked, await client.post(GENERATE, headers={"origin": origin, **key}, json={})
+            metrics = await client.get("http://localhost:9/metrics", headers={"origin": origin})
+            return asked, await client.post(GENERATE, headers={"origin": origin, **key}, json={}), metrics
 
-    asked, answer = asyncio.run(work())
+    asked, answer, metrics = asyncio.run(work())
 
     assert asked.status_code == status
     assert asked.headers.get("access-control-allow-headers") == (allowed and "x, y")
     for each in (asked, answer):
         assert each.headers.get("access-control-allow-origin") == allowed
-    assert answer.status_code == (403 if status == 403 else 200)
+    assert answer.status_code == metrics.status_code == (403 if status == 403 else 200)
+    assert "access-control-allow-origin" not in metrics.headers
 
 
 def test_metrics_have_a_port_of_their_own():
