@@ -21,6 +21,8 @@ from pipeline.gateway.tenants import Tenant
 
 _BINARY = "binary_data_size"
 SHARED_MEMORY = "shared_memory_region"
+# Limit of the digits of a length, as in h11: Python refuses to convert thousands.
+_MAX_DIGITS = 20
 
 
 def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types: Types) -> Checked:
@@ -48,7 +50,7 @@ def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types:
 
 
 def _length(text: str, num_bytes: int) -> int:
-    if not text.isdecimal() or int(text[:20]) > num_bytes:
+    if not text.isdecimal() or len(text) > _MAX_DIGITS or int(text) > num_bytes:
         raise Refusal(400, f"Inference-Header-Content-Length is {text[:20]!r}; the body has {num_bytes} bytes")
     return int(text)
 
