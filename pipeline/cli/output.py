@@ -71,12 +71,12 @@ def progress() -> Iterator[Progress]:
     bar.add_task("weights", total=n)`. Without a terminal it is a line per `SECONDS_PER_LINE`."""
     bar = Progress(
         SpinnerColumn(),
-        # In a narrow terminal the text is cut, not the times.
+        # In a narrow terminal the text is cut, not the times. rich gives empty columns too little room.
         TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
         BarColumn(bar_width=notes.width // 8),
-        TaskProgressColumn(),
+        TaskProgressColumn(table_column=Column(min_width=1)),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(table_column=Column(min_width=1)),
         console=notes,
         expand=True,
         transient=True,
@@ -156,7 +156,8 @@ def foreign_bars(display: Progress) -> Iterator[None]:
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
     """Show the elapsed time of work of unknown length. Yields a function `note`, which also sets the name of the stage.
-    A text that begins with the last note and a colon is its progress: it gets no line of its own."""
+    A text that begins with the last note and a colon is its progress: it gets no line of its own, and a terminal shows
+    only what follows the colon."""
     with progress() as bar:
         noted, task = what, bar.add_task(what, total=None)
 
@@ -165,7 +166,7 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
             if text != noted and not text.startswith(f"{noted}: "):
                 note(text)
                 noted = text
-            bar.update(task, description=text)
+            bar.update(task, description=text.removeprefix(f"{noted}: ") if notes.is_terminal else text)
 
         yield enter
 

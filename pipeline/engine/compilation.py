@@ -6,12 +6,15 @@ python -m pipeline.engine.compilation      compiles what is missing, with progre
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 from pipeline.decoding.compile_cache import cache_path, is_complete, mark_complete
 
 COMPILING = "compiling the loops of drafting and of the CPU engine for this processor, once (about a minute)"
+
+SECONDS_PER_LINE = 10.0
 
 
 def ensure_compiled(note: Callable[[str], None]) -> None:
@@ -41,20 +44,20 @@ def ensure_compiled(note: Callable[[str], None]) -> None:
 
 
 def main() -> None:
-    """Run `ensure_compiled` and print the progress."""
+    """Run `ensure_compiled` and print the progress: in a terminal in one line, otherwise a line every 10 s."""
     on_terminal = sys.stderr.isatty()
-    num_notes = 0
+    printed: list[float] = []
 
     def note(text: str) -> None:
-        nonlocal num_notes
-        num_notes += 1
-        if on_terminal:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        elif num_notes == 1:
-            print(text, file=sys.stderr, flush=True)
+        progress = text.removeprefix(f"{COMPILING}: ")
+        if on_terminal and printed:
+            print(f"\r\x1b[K{progress}", end="", file=sys.stderr, flush=True)
+        elif not printed or time.monotonic() - printed[-1] >= SECONDS_PER_LINE:
+            print(progress, file=sys.stderr, flush=True)
+            printed.append(time.monotonic())
 
     ensure_compiled(note)
-    if num_notes:
+    if printed:
         print(("\r\x1b[K" if on_terminal else "") + f"The compiled loops are in {cache_path()}.", file=sys.stderr)
 
 

@@ -72,9 +72,11 @@ def test_in_a_narrow_terminal_the_text_is_cut_and_the_times_are_whole(
     monkeypatch.setattr(output, "notes", Console(file=stream, width=width))
     with output.progress() as bar:
         bar.add_task("engine: converting 98 MB of weights to float32 for torch on cpu", total=None)
+        output.notes.print(bar.get_renderable())
         bar.add_task("measuring", total=4)
         output.notes.print(bar.get_renderable())
-    unknown, counted = stream.getvalue().splitlines()
+    alone, unknown, counted = stream.getvalue().splitlines()
+    assert re.fullmatch(r".*engi.*….* 0:00:00 +", alone)
     assert re.fullmatch(r".*engi.*….* 0:00:00 +", unknown)
     assert re.fullmatch(r".*meas.* 0% 0:00:00 -:--:--", counted)
 
@@ -96,6 +98,15 @@ def test_progress_of_a_stage_gets_no_line_of_its_own(stderr: io.StringIO) -> Non
         note("writing")
     lines = stderr.getvalue().splitlines()
     assert [line for line in lines if line and "(" not in line] == ["compiling", "writing"]
+
+
+def test_a_terminal_shows_the_progress_of_a_stage_with_a_long_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(output, "notes", Console(file=stream, width=40, force_terminal=True))
+    with output.working("building") as note:
+        note("compiling the loops of drafting and of the CPU engine")
+        note("compiling the loops of drafting and of the CPU engine: 124 done")
+    assert re.search(r" 124 done .*0:00:00", stream.getvalue())
 
 
 def test_lines_end_with_work_that_fails(stderr: io.StringIO) -> None:
