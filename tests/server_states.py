@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+from pipeline.gateway.spec import TritonSpec
 from pipeline.server.state import ServerState
 
 STATE = ServerState(
@@ -13,9 +16,7 @@ STATE = ServerState(
     http_port=1,
     grpc_port=2,
     metrics_port=3,
-    triton_http_port=4,
-    triton_grpc_port=5,
-    triton_key="secret",
+    triton=TritonSpec(http="127.0.0.1:4", grpc="127.0.0.1:5", metrics="127.0.0.1:6", key="secret"),
     repository="/r",
     model="m",
     profile="p",
@@ -23,5 +24,6 @@ STATE = ServerState(
 )
 
 
-def state_of(**changes: Any) -> ServerState:
-    return STATE.model_copy(update=changes)
+def state_of(triton: Mapping[str, str] = MappingProxyType({}), **changes: Any) -> ServerState:
+    """A state with these changes. triton: changes of Triton's own addresses."""
+    return STATE.model_copy(update={**changes, "triton": STATE.triton.model_copy(update=triton)})

@@ -18,7 +18,6 @@ from pipeline.errors import ServerError
 from pipeline.gateway.spec import TRITON_KEY_HEADER
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.client import key_headers
-from pipeline.server.ports import LOOPBACK
 from pipeline.server.state import ServerState
 
 TRITON, GATEWAY, OPENAI = "Triton", "gateway", "OpenAI API"
@@ -45,10 +44,10 @@ def ways_to(state: ServerState, openai_url: str | None) -> list[Way]:
     """The ways to a running server, Triton itself first. openai_url: base URL of its OpenAI API, if any."""
     path = f"/v2/models/{FRONT_MODEL}/generate_stream"
     body = {"max_tokens": _MAX_TOKENS, "stream": True, "strategy": "none", "temperature": 0.0}
-    triton = f"http://{LOOPBACK}:{state.triton_http_port}{path}"
-    key = {TRITON_KEY_HEADER: state.triton_key} if state.triton_key else {}
+    triton = f"http://{state.triton.http}{path}"
+    key = {TRITON_KEY_HEADER: state.triton.key} if state.triton.key else {}
     ways = [Way(TRITON, triton, key, body, "text_input", _triton_text)]
-    if state.triton_key:
+    if state.triton.key:
         ways.append(Way(GATEWAY, f"{state.http_url}{path}", key_headers(), body, "text_input", _triton_text))
     if openai_url is not None:
         asked = body | {"model": state.model}

@@ -26,7 +26,7 @@ from pipeline.files import write_whole
 from pipeline.gateway.spec import TRITON_KEY_HEADER, GatewaySpec, GatewayStatus, status_path
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.companions import changing_state
-from pipeline.server.gateway import deployment_spec, spec_path, triton_of
+from pipeline.server.gateway import deployment_spec, spec_path
 from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.ports import LOOPBACK
 from pipeline.server.service import ServiceState, find_service
@@ -125,8 +125,8 @@ def _leave_learned(old_dir: Path, new_dir: Path, note: Note) -> None:
 
 def _nudge(state: ServerState) -> None:
     """Send a request that makes a server check for a handover."""
-    url = f"http://{LOOPBACK}:{state.triton_http_port}/v2/models/{FRONT_MODEL}/generate"
-    headers = {TRITON_KEY_HEADER: state.triton_key or ""}
+    url = f"http://{state.triton.http}/v2/models/{FRONT_MODEL}/generate"
+    headers = {TRITON_KEY_HEADER: state.triton.key}
     body = {"text_input": "x", "max_tokens": 1, "strategy": "none", "namespace": "handover"}
     with suppress(httpx.HTTPError):
         httpx.post(url, json=body, headers=headers, timeout=_LEAVE_S, trust_env=False)
@@ -149,7 +149,7 @@ def _redirect_gateway(old: ServerState, fleet: Fleet, after: PreparedServer, bas
     new, path = fleet.state, spec_path(new_dir)
     spec = GatewaySpec.model_validate_json(path.read_bytes())
     states = [server.state for server in fleet.servers]
-    tritons = list(map(triton_of, states))
+    tritons = [state.triton for state in states]
     deployment = deployment_spec(after.resolved, after.repository, tritons, fleet.front_end_port)
     gateway_path = service_state_path(new_dir, GATEWAY)
     gateway = ServiceState.model_validate_json(gateway_path.read_bytes())

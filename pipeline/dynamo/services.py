@@ -77,7 +77,7 @@ def worker_service(
     entries = run_dir / SERVICES / f"{WORKER}-{number}" / ENTRIES
     entries.parent.mkdir(parents=True, exist_ok=True)
     spec = WorkerSpec(
-        triton_urls=tuple(state.triton_grpc_url for state in states),
+        triton_urls=tuple(state.triton.grpc for state in states),
         model=resolved.model.name,
         card_dir=str(card_dir),
         discovery=profile.server.discovery,
@@ -97,7 +97,7 @@ def worker_service(
     environment |= {
         "DYN_SYSTEM_PORT": str(ports["metrics"]),
         "DYN_SYSTEM_HOST": host,
-        TRITON_KEYS: ",".join(state.triton_key or "" for state in states),
+        TRITON_KEYS: ",".join(state.triton.key for state in states),
         "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
     }
     url = _health_url(host, ports)

@@ -20,7 +20,7 @@ class TritonSpec(Frozen):
     http: str = Field(description="host:port of its HTTP interface.")
     grpc: str = Field(description="host:port of its gRPC interface.")
     metrics: str = Field(description="host:port of its metrics.")
-    key: str = Field(description="Value of TRITON_KEY_HEADER that it requires.")
+    key: str = Field(description="Value of TRITON_KEY_HEADER that it requires; empty without a gateway.")
 
 
 class DeploymentSpec(Frozen):

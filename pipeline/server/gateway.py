@@ -31,7 +31,7 @@ def gateway_service(
     repository: Path,
     run_dir: Path,
     public: Ports,
-    triton: Listening,
+    triton: TritonSpec,
     openai: OpenAIPorts | None,
 ) -> Service:
     """Service of the gateway in front of a Triton server. public: ports for clients. triton: Triton's addresses.
@@ -45,7 +45,7 @@ def gateway_service(
         metrics_host=LOOPBACK if server.side_channel_safe else server.host,
         metrics_port=public.metrics,
         openai_port=None if openai is None else openai.public,
-        deployment=deployment_spec(resolved, repository, [_triton_spec(triton)], front_end),
+        deployment=deployment_spec(resolved, repository, [triton], front_end),
         api_keys=server.api_keys,
         config=server.gateway,
         json_logs=server.json_logs,
@@ -89,23 +89,17 @@ def set_replicas(run_dir: Path, replicas: Sequence[ServerState]) -> None:
     """Put all Triton servers of a fleet behind its running gateway, which then ends with the last one."""
     path = spec_path(run_dir)
     spec = GatewaySpec.model_validate_json(path.read_bytes())
-    tritons = (*spec.deployment.tritons, *map(triton_of, replicas[1:]))
-    deployment = spec.deployment.model_copy(update={"tritons": tritons})
+    deployment = spec.deployment.model_copy(update={"tritons": tuple(replica.triton for replica in replicas)})
     write_whole(path, spec.model_copy(update={"deployment": deployment}).model_dump_json(), private=True)
     with changing_state(service_state_path(run_dir, GATEWAY)) as state:
         state["ends_with"] = [replica.server_id for replica in replicas]
 
 
-def triton_of(state: ServerState) -> TritonSpec:
-    """Addresses of a Triton server that only processes of this machine use."""
-    http, metrics = (f"{LOOPBACK}:{port}" for port in (state.triton_http_port, state.metrics_port))
-    return TritonSpec(http=http, grpc=state.triton_grpc_url, metrics=metrics, key=state.triton_key or "")
-
-
-def _triton_spec(triton: Listening) -> TritonSpec:
-    assert triton.key is not None, "Triton requires a key behind a gateway"
-    http, grpc = (f"{triton.host}:{port}" for port in (triton.ports.http, triton.ports.grpc))
-    return TritonSpec(http=http, grpc=grpc, metrics=f"{triton.metrics_host}:{triton.ports.metrics}", key=triton.key)
+def triton_spec(triton: Listening) -> TritonSpec:
+    """Addresses of a Triton server for requests of this machine. triton: where it listens."""
+    http, grpc = (f"{reachable(triton.host)}:{port}" for port in (triton.ports.http, triton.ports.grpc))
+    metrics = f"{reachable(triton.metrics_host)}:{triton.ports.metrics}"
+    return TritonSpec(http=http, grpc=grpc, metrics=metrics, key=triton.key or "")
 
 
 def spec_path(run_dir: Path) -> Path:

@@ -21,7 +21,7 @@ from pipeline.engine.command import MakeCommand
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, try_lock, write_whole
 from pipeline.server.failure import explain_failure, passing_failure
-from pipeline.server.gateway import gateway_service
+from pipeline.server.gateway import gateway_service, triton_spec
 from pipeline.server.guard import DRAIN_SECONDS, READY_FILE, GuardSpec, owner, release_guard, start_guard, stop_guard
 from pipeline.server.log import LOG, VERBOSE_LOG, keep_previous, was_stopped, write_end
 from pipeline.server.ports import OpenAIPorts, choose_ports
@@ -36,7 +36,6 @@ from pipeline.server.state import (
     find_own,
     has_gateway,
     is_ready,
-    reachable,
     require_none,
     service_state_path,
     sweep,
@@ -187,17 +186,17 @@ def _begin(
 ) -> RunningServer:
     """Start the processes of a server; `_wait_until_ready` waits for them."""
     server = resolved.profile.server
-    ports, triton, openai = choose_ports(server, with_openai)
+    ports, listening, openai = choose_ports(server, with_openai)
+    triton = triton_spec(listening)
     server_id = f"la{secrets.token_hex(6)}"
-    command = make_command(triton, server_id)
+    command = make_command(listening, server_id)
     gateway = None
     if server.gateway.enabled and with_gateway:
         service = gateway_service(resolved, repository, run_dir, ports, triton, openai if with_openai else None)
         gateway = start_service(service, run_dir, ends_with=(server_id,))
     else:
-        ports = triton.ports
+        ports = listening.ports
     variables = {MARK: server_id, handover.VARIABLE: str(run_dir / handover.HANDOVER)}
-    url = f"http://{reachable(triton.host)}:{triton.ports.http}"
     spec = GuardSpec(
         command.argv,
         {**command.environment, **variables, **trace_variables(server.otlp_endpoint)},
@@ -207,7 +206,7 @@ def _begin(
         command.clean_up,
         command.links,
         owner=owner(),
-        url="" if command.clean_up else url,  # not all processes in a container are visible
+        url="" if command.clean_up else f"http://{triton.http}",  # not all processes in a container are visible
         max_restarts=server.max_restarts,
         companions=[str(service_state_path(fleet_dir, GATEWAY))],
     )
@@ -222,7 +221,7 @@ def _begin(
     state = ServerState(
         server_id=server_id,
         guard_pid=guard.pid,
-        host=server.host if gateway is not None else triton.host,
+        host=server.host if gateway is not None else listening.host,
         http_port=ports.http,
         grpc_port=ports.grpc,
         metrics_port=ports.metrics,
@@ -233,9 +232,7 @@ def _begin(
         clean_up=tuple(command.clean_up),
         replicas=server.replicas if server.openai else 0,
         gateway_id="" if gateway is None else gateway.state.server_id,
-        triton_http_port=triton.ports.http,
-        triton_grpc_port=triton.ports.grpc,
-        triton_key=triton.key,
+        triton=triton,
     )
     return RunningServer(state, run_dir, guard, openai, gateway)
 

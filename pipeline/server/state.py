@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from pipeline.config.schema import Frozen
 from pipeline.errors import ServerError
+from pipeline.gateway.spec import TritonSpec
 from pipeline.server.companions import load_state
 from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS
 from pipeline.server.leftovers import run_clean_up
@@ -48,9 +49,7 @@ class ServerState(GuardedState):
     clean_up: tuple[str, ...] = Field((), description="Command that removes its container, if it runs in one.")
     gateway_id: str = Field("", description="Mark of the processes of its gateway; empty without a gateway.")
     replicas: int = Field(0, description="Number of servers that its fleet has started; 0 without an OpenAI API.")
-    triton_http_port: int = Field(description="Triton's own HTTP port; behind a gateway on the loopback device only.")
-    triton_grpc_port: int = Field(description="Triton's own gRPC port.")
-    triton_key: str | None = Field(None, description="Triton's access key behind a gateway.")
+    triton: TritonSpec = Field(description="Triton's own addresses, for processes of this machine.")
 
     @property
     def http_url(self) -> str:
@@ -59,11 +58,6 @@ class ServerState(GuardedState):
     @property
     def grpc_url(self) -> str:
         return f"{reachable(self.host)}:{self.grpc_port}"
-
-    @property
-    def triton_grpc_url(self) -> str:
-        """Address of Triton itself, for processes of this machine that have its key."""
-        return f"{LOOPBACK if self.triton_key else reachable(self.host)}:{self.triton_grpc_port}"
 
     @property
     def metrics_url(self) -> str:

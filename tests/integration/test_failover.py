@@ -160,7 +160,7 @@ def test_an_output_moves_away_from_a_server_that_hangs(fleet: Fleet, of_engine: 
     state = wait_for(lambda: (s := find_own(folder)) and s.restarts > earlier.restarts and s)
     reasons = ["it did not answer for 30 s", *(["signal 9, Killed"] if of_engine else [])]
     assert state.restart_reason in reasons
-    wait_for(lambda: answers(f"http://127.0.0.1:{state.triton_http_port}/v2/health/ready"))
+    wait_for(lambda: answers(f"http://{state.triton.http}/v2/health/ready"))
 
 
 def test_a_fleet_serves_on_without_its_first_server(fleet: Fleet) -> None:

@@ -95,20 +95,19 @@ def test_idle_connections_are_closed_and_block_no_client(closed):
 
 def test_control_interfaces_are_closed_before_and_behind_the_gateway(closed):
     state = closed.state
-    for port in (state.http_port, state.triton_http_port):
-        url = f"http://127.0.0.1:{port}"
+    for address in (state.http_url, f"http://{state.triton.http}"):
         for path in ("systemsharedmemory/region/x/register", "logging", "trace/setting", "repository/index"):
-            assert httpx.post(f"{url}/v2/{path}", json={"key": "/x"}, timeout=PATIENCE_S).status_code in (403, 404)
-    for address in (state.grpc_url, f"127.0.0.1:{state.triton_grpc_port}"):
+            assert httpx.post(f"{address}/v2/{path}", json={"key": "/x"}, timeout=PATIENCE_S).status_code in (403, 404)
+    for address in (state.grpc_url, state.triton.grpc):
         with triton.InferenceServerClient(address) as client:
             for call in ("get_system_shared_memory_status", "get_log_settings", "get_model_repository_index"):
                 with pytest.raises(InferenceServerException, match=r"not found|restricted"):
                     getattr(client, call)()
     body = {"text_input": PROMPT, "max_tokens": 4}
-    behind = f"http://127.0.0.1:{state.triton_http_port}/v2/models/{FRONT_MODEL}/generate"
+    behind = f"http://{state.triton.http}/v2/models/{FRONT_MODEL}/generate"
     assert httpx.post(behind, json=body, timeout=PATIENCE_S).status_code == 403
     assert (
-        httpx.post(behind, json=body, headers={TRITON_KEY_HEADER: state.triton_key}, timeout=PATIENCE_S).status_code
+        httpx.post(behind, json=body, headers={TRITON_KEY_HEADER: state.triton.key}, timeout=PATIENCE_S).status_code
         == 200
     )
 

@@ -48,7 +48,7 @@ def test_a_fault_in_the_middle_ends_a_request_with_and_without_tools_alike(
     async def work() -> None:
         tokens = response(output_ids=np.asarray([[[65, 66]]], np.int32))
         async with serving(tokens, failed("internal error: a bug")) as (triton, url):
-            state = state_of(triton_grpc_port=int(url.rpartition(":")[2]), model=model)
+            state = state_of({"grpc": url}, model=model)
             card = write_card(served.artifact, tmp_path)
             front_end = front_end_service(served.resolved, tmp_path, LOOPBACK, free_port(LOOPBACK))
             worker = worker_service(1, served.resolved, [state], card, tmp_path)

@@ -46,8 +46,8 @@ def port() -> Iterator[int]:
         yield port
 
 
-def state_at(port: int, key: str | None = "secret", model: str = "m") -> ServerState:
-    return state_of(http_port=port, triton_http_port=port, triton_key=key, model=model)
+def state_at(port: int, key: str = "secret", model: str = "m") -> ServerState:
+    return state_of({"http": f"127.0.0.1:{port}", "key": key}, http_port=port, model=model)
 
 
 def test_each_way_is_asked_as_often_and_timed_up_to_its_first_text(port):
@@ -67,7 +67,7 @@ def test_the_cost_of_a_way_is_what_its_median_adds_to_tritons():
 
 
 def test_without_a_gateway_and_an_openai_api_there_is_one_way(port):
-    assert [way.name for way in ways_to(state_at(port, key=None), None)] == [TRITON]
+    assert [way.name for way in ways_to(state_at(port, key=""), None)] == [TRITON]
 
 
 def test_answers_without_text_are_left_out(port, monkeypatch):

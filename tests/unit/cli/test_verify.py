@@ -14,8 +14,8 @@ from pipeline.bench.report.results import MeasuredRequest
 from pipeline.decoding.planning.balance import DraftBalance
 from pipeline.decoding.request import GenerationRequest
 from pipeline.server import state as server_state
-from pipeline.server.state import ServerState
 from tests.command_line import exit_code
+from tests.server_states import state_of
 
 
 def test_a_server_with_an_older_build_is_not_compared_with(
@@ -27,11 +27,9 @@ def test_a_server_with_an_older_build_is_not_compared_with(
     exit_code("repo", *words)
     words += ["--set", "engine.max_seq_len=512"]
     exit_code("engine", *words)
-    ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "triton_http_port", "triton_grpc_port"), 1)
-    names = {"server_id": "la1", "host": "127.0.0.1", "model": model, "profile": "latency"}
     repository = str(tmp_path / model / "latency" / "repository")
     later = time.time() + 3600  # the clock has jumped
-    server = ServerState.model_validate({**ports, **names, "repository": repository, "guard_pid": 1, "started": later})
+    server = state_of(model=model, profile="latency", repository=repository, started=later)
     monkeypatch.setattr(server_state, "find_server", lambda folder: server)
 
     assert exit_code("verify", "--quick", *words) == 2

@@ -17,13 +17,12 @@ from pipeline.server.service import ServiceState
 from pipeline.server.slots import serving_dir
 from pipeline.server.startup import PreparedServer
 from pipeline.server.state import GATEWAY, STATE, service_state_path
-from tests.unit.dynamo.test_fleet import STATE as OLD
+from tests.server_states import STATE as OLD
+from tests.server_states import state_of
 from tests.unit.dynamo.test_fleet import config
 from tests.unit.gateway.gateways import spec_of
 
-NEW = OLD.model_copy(
-    update={"server_id": "la2", "http_port": 11, "grpc_port": 12, "metrics_port": 13, "triton_http_port": 11}
-)
+NEW = state_of({"http": "127.0.0.1:11"}, server_id="la2", http_port=11, grpc_port=12, metrics_port=13)
 
 
 @pytest.fixture

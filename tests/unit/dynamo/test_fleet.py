@@ -31,7 +31,7 @@ def config(*overrides: str) -> ResolvedConfig:
 
 
 def test_a_worker_talks_to_triton_itself_and_its_key_is_no_argument(tmp_path):
-    other = state_of(triton_grpc_port=6, triton_key="other")
+    other = state_of({"grpc": "127.0.0.1:6", "key": "other"})
     service = worker_service(2, config("engine.max_seq_len=512"), [other, STATE], tmp_path, tmp_path)
 
     spec = WorkerSpec.model_validate_json(service.argv[-1])
