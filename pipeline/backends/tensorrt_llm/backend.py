@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.tensorrt_llm import build, command, rules
-from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of, modes_of
+from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
 from pipeline.backends.tensorrt_llm.doctor import examine_tensorrt_llm
 from pipeline.backends.tensorrt_llm.environment import (
     engine_device,
@@ -16,7 +16,7 @@ from pipeline.backends.tensorrt_llm.environment import (
     package_versions,
     validation_settings,
 )
-from pipeline.backends.tensorrt_llm.instance import engine_dirs
+from pipeline.backends.tensorrt_llm.instance import engine_dirs, instances_of
 from pipeline.backends.tensorrt_llm.versions import version_tables
 from pipeline.config.faults import Fault
 from pipeline.config.hardware import Hardware
@@ -25,7 +25,6 @@ from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import Backend, Runtime
 from pipeline.engine.traits import Mode, TargetTraits
 from pipeline.errors import UserError
-from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
@@ -79,10 +78,20 @@ class TensorRTLLMBackend(Backend):
         )
 
     def traits(self, resolved: ResolvedConfig) -> tuple[TargetTraits, ...]:
-        models = (TARGET_MODEL, LOOKAHEAD_MODEL)
+        context = BuildContext(resolved, None)
         return tuple(
-            _traits(resolved, mode, model)
-            for mode, model in zip(modes_of(resolved), models, strict=False)  # most configs have one mode
+            TargetTraits(
+                model=instance.triton_model,
+                strategies=_STRATEGIES[instance.mode],
+                keyed_noise=False,
+                max_seq_len=instance.limits.usable_seq_len,
+                limits=instance.limits,
+                mode=instance.mode,
+                lookahead=instance.lookahead,
+                # The release applies grammars in plain decoding, not to draft tokens.
+                guided=instance.mode == "none" and bool(context.parameter("guided_decoding_backend")),
+            )
+            for instance in instances_of(context)
         )
 
     def target_configs(self, resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
@@ -91,7 +100,7 @@ class TensorRTLLMBackend(Backend):
         return target_configs(resolved, artifact)
 
     def vocab_dir(self, artifact: Artifact) -> Path:
-        return next(engine_dirs(artifact))
+        return engine_dirs(artifact)[0]
 
     def check_start(self, resolved: ResolvedConfig, places: Places) -> str:
         return str(command.startable_site(resolved).executable or "in docker")
@@ -105,22 +114,6 @@ class TensorRTLLMBackend(Backend):
     def environment(self) -> Mapping[str, Any]:
         devices = [f"{gpu.name} ({gpu.memory_mib / 1024:.0f} GiB, driver {gpu.driver})" for gpu in gpus()]
         return {"versions": dict(package_versions()), "devices": devices}
-
-
-def _traits(resolved: ResolvedConfig, mode: Mode, model: str) -> TargetTraits:
-    context = BuildContext(resolved, None)
-    limits = context.limits(mode)
-    return TargetTraits(
-        model=model,
-        strategies=_STRATEGIES[mode],
-        keyed_noise=False,
-        max_seq_len=limits.usable_seq_len,
-        limits=limits,
-        mode=mode,
-        lookahead=resolved.lookahead if mode == "lookahead" else None,
-        # The release applies grammars in plain decoding, not to draft tokens.
-        guided=mode == "none" and bool(context.parameter("guided_decoding_backend")),
-    )
 
 
 BACKEND: Backend = TensorRTLLMBackend()

@@ -34,15 +34,6 @@ FP8_LIKE = frozenset({"fp8", "w4a8_awq", "nvfp4"})
 KV_QUANT_ALGOS: Mapping[str, str | None] = {"auto": None, "fp8": "FP8", "int8": "INT8"}
 
 
-def modes_of(resolved: ResolvedConfig) -> tuple[Mode, ...]:
-    """Speculative modes of a config's engines. The first engine is served as `tensorrt_llm`."""
-    match resolved.profile.tensorrt_llm.speculation:
-        case "both":
-            return ("trie", "lookahead")
-        case mode:
-            return (mode,)
-
-
 @dataclass(frozen=True)
 class BuildContext:
     """A config with derived values. shape: the model's sizes; None if they are unknown before the download."""
@@ -64,7 +55,8 @@ class BuildContext:
 
     @cached_property
     def modes(self) -> tuple[Mode, ...]:
-        return modes_of(self.resolved)
+        """Speculative modes of the engines. The first engine is served as `tensorrt_llm`."""
+        return ("trie", "lookahead") if self.trt.speculation == "both" else (self.trt.speculation,)
 
     @cached_property
     def traits(self) -> frozenset[release_data.Trait]:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
 from pipeline.backends.tensorrt_llm.docker import build_image_argv, ensure_image, remove_argv, run_argv, serving_image
 from pipeline.backends.tensorrt_llm.environment import gpus
-from pipeline.backends.tensorrt_llm.instance import instance_of
+from pipeline.backends.tensorrt_llm.instance import instances_of
 from pipeline.config.places import CODE, Places
 from pipeline.config.schema import ResolvedConfig, TensorRTLLMConfig, TrieDraftConfig
 from pipeline.engine.backend import Note
@@ -202,8 +202,8 @@ def _options(
     if rank == 0 and verbose_log is not None:
         yield from ("--log-verbose=3", f"--log-file={verbose_log}")
     if rank > 0:
-        engines = (instance_of(context, index).triton_model for index in range(len(context.modes)))
-        yield from ("--model-control-mode=explicit", *(f"--load-model={name}" for name in engines))
+        engines = (f"--load-model={instance.triton_model}" for instance in instances_of(context))
+        yield from ("--model-control-mode=explicit", *engines)
     if context.trt.orchestrator and context.trt.spawn_processes:
         yield from ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false")
         yield from (f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(max(len(gpus()), context.world_size)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,19 +30,21 @@ class Instance:
     participant_ids: str | None
 
 
-def instance_of(context: BuildContext, index: int) -> Instance:
-    """Instance of engine number `index` of a config."""
-    mode = context.modes[index]
-    return Instance(
-        triton_model=TARGET_MODEL if index == 0 else LOOKAHEAD_MODEL,
-        mode=mode,
-        lookahead=context.resolved.lookahead if mode == "lookahead" else None,
-        limits=context.limits(mode),
-        kv_cache_reuse=context.kv_cache_reuse(mode),
-        kv_fraction=round(context.trt.kv_cache_free_gpu_mem_fraction * kv_share(context, mode), 4),
-        kv_tokens=None if len(context.modes) == 1 or context.shape is None else kv_tokens_of(context, mode),
-        participant_ids=context.participant_ids(index),
-    )
+def instances_of(context: BuildContext) -> list[Instance]:
+    """The engines of a config, that of the model `tensorrt_llm` first."""
+    return [
+        Instance(
+            triton_model=TARGET_MODEL if index == 0 else LOOKAHEAD_MODEL,
+            mode=mode,
+            lookahead=context.resolved.lookahead if mode == "lookahead" else None,
+            limits=context.limits(mode),
+            kv_cache_reuse=context.kv_cache_reuse(mode),
+            kv_fraction=round(context.trt.kv_cache_free_gpu_mem_fraction * kv_share(context, mode), 4),
+            kv_tokens=None if len(context.modes) == 1 or context.shape is None else kv_tokens_of(context, mode),
+            participant_ids=context.participant_ids(index),
+        )
+        for index, mode in enumerate(context.modes)
+    ]
 
 
 def engine_dir(root: Path, instance: Instance, num_engines: int) -> Path:
@@ -52,8 +53,7 @@ def engine_dir(root: Path, instance: Instance, num_engines: int) -> Path:
     return root if num_engines == 1 else root / instance.triton_model
 
 
-def engine_dirs(artifact: Artifact) -> Iterator[Path]:
-    """Folders of the engines of an artifact, that of the model `tensorrt_llm` first."""
-    context = build_context_of(artifact.resolved)
-    for index in range(len(context.modes)):
-        yield engine_dir(artifact.engine_dir, instance_of(context, index), len(context.modes))
+def engine_dirs(artifact: Artifact) -> list[Path]:
+    """Folders of the engines of an artifact, in the order of `instances_of`."""
+    instances = instances_of(build_context_of(artifact.resolved))
+    return [engine_dir(artifact.engine_dir, instance, len(instances)) for instance in instances]

@@ -29,7 +29,7 @@ from pipeline.backends.tensorrt_llm.conversion import (
 from pipeline.backends.tensorrt_llm.docker import container_name, docker_argv, stage_id
 from pipeline.backends.tensorrt_llm.engine_build import build_argv, build_flags_of, expected_config
 from pipeline.backends.tensorrt_llm.environment import Where, detect, engine_version
-from pipeline.backends.tensorrt_llm.instance import Instance, instance_of
+from pipeline.backends.tensorrt_llm.instance import Instance, instances_of
 from pipeline.backends.tensorrt_llm.notes import notes_of
 from pipeline.backends.tensorrt_llm.resource_estimate import Estimate, estimate_of
 from pipeline.backends.tensorrt_llm.rules import check
@@ -124,7 +124,7 @@ def plan_for(resolved: ResolvedConfig, where: Places | None = None, checkpoint_h
         )
 
     conversion = _conversion_stage(context, stages, content, in_docker)
-    engines = tuple(_engine_stage(context, index, conversion, stages, in_docker) for index in range(len(context.modes)))
+    engines = tuple(_engine_stage(context, each, conversion, stages, in_docker) for each in instances_of(context))
     return Plan(
         model=resolved.model.name,
         profile=resolved.profile.name,
@@ -196,18 +196,13 @@ def _expected_checkpoint(context: BuildContext) -> dict[str, Any]:
 
 
 def _engine_stage(
-    context: BuildContext,
-    index: int,
-    conversion: ConversionStage,
-    stages: Path,
-    in_docker: InDocker,
+    context: BuildContext, instance: Instance, conversion: ConversionStage, stages: Path, in_docker: InDocker
 ) -> EngineStage:
-    mode = context.modes[index]
+    mode = instance.mode
     folder = stages / f"engine-{context.resolved.profile.name}-{mode}"
     output = folder / "engine"
     flags = build_flags_of(context, mode, conversion.output, output)
     argv = build_argv(flags)
-    instance = instance_of(context, index)
     fingerprint = {
         "format": _FORMAT,
         "conversion": conversion.digest,

@@ -12,7 +12,7 @@ from pathlib import Path
 from tritonclient.grpc import model_config_pb2 as pb
 
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
-from pipeline.backends.tensorrt_llm.instance import Instance, engine_dirs, instance_of
+from pipeline.backends.tensorrt_llm.instance import Instance, engine_dirs, instances_of
 from pipeline.backends.tensorrt_llm.release_data import release
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
@@ -42,10 +42,8 @@ Value = bool | int | float | str
 def target_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
     """Configs of the one or two models with an engine."""
     context = build_context_of(resolved)
-    return [
-        target(context, instance_of(context, index), folder, artifact)
-        for index, folder in enumerate(engine_dirs(artifact))
-    ]
+    engines = zip(instances_of(context), engine_dirs(artifact), strict=True)
+    return [target(context, instance, folder, artifact) for instance, folder in engines]
 
 
 def target(context: BuildContext, instance: Instance, engine: Path, artifact: Artifact) -> pb.ModelConfig:

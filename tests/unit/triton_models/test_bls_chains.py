@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.backends.tensorrt_llm.build_context import modes_of
+from pipeline.backends.tensorrt_llm.build_context import BuildContext
 from pipeline.backends.tensorrt_llm.strict import strict_engine
 from pipeline.engine.traits import Mode
 from pipeline.errors import RequestError
@@ -27,7 +27,8 @@ def strict_bls(
 ) -> tuple[Bls, dict[Mode, TableTarget]]:
     """A BLS model, and its strict targets by the mode of the engine that each emulates."""
     resolved = small_config(*STRICT, f"tensorrt_llm.speculation={speculation}", *overrides)
-    targets = {mode: TableTarget(strict_engine(resolved, mode, VOCAB_SIZE), **fields) for mode in modes_of(resolved)}
+    modes = BuildContext(resolved, None).modes
+    targets = {mode: TableTarget(strict_engine(resolved, mode, VOCAB_SIZE), **fields) for mode in modes}
     return Bls(resolved, codec or letter_codec(), list(targets.values())), targets
 
 
