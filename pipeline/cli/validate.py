@@ -179,12 +179,10 @@ def _run(plan: ValidationPlan, folder: Path) -> list[StageResult]:
 def _strategies(resolved: ResolvedConfig) -> tuple[str, ...]:
     """The strategies that verify and bench compare: "none", then all that the engine and the profile's draft sources
     support."""
-    from pipeline.decoding.strategy import STRATEGIES, source_names
+    from pipeline.decoding.strategy import source_names
     from pipeline.engine.backend import backend_of
-    from pipeline.triton_models.routing import offered
+    from pipeline.triton_models.routing import offered_strategies
 
     sources = [source.kind for source in resolved.profile.drafting.sources]
-    there = [
-        name for name in STRATEGIES if name in offered(backend_of(resolved.backend).traits(resolved)) and name != "none"
-    ]
-    return ("none", *(name for name in there if source_names(name, sources)))
+    there = offered_strategies(backend_of(resolved.backend).traits(resolved))
+    return ("none", *(name for name in there if name != "none" and source_names(name, sources)))

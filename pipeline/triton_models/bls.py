@@ -36,7 +36,7 @@ from pipeline.triton_models.generation import Generation
 from pipeline.triton_models.learned import LearnedState
 from pipeline.triton_models.metrics import OnEnd, RequestMetrics, TrieMetrics
 from pipeline.triton_models.piece import Piece, output_of
-from pipeline.triton_models.routing import offered, route_of
+from pipeline.triton_models.routing import offered_strategies, route_of
 from pipeline.triton_models.sequences import TextAnswer
 from pipeline.triton_models.side_channel import in_fixed_chunks, require_no_figures, without_figures
 from pipeline.triton_models.steps import tree_budget
@@ -80,7 +80,8 @@ class Bls:
         ]
         self._models = [served.traits for served in self._served]
         # A profile may name a strategy that this engine lacks. A request that names one gets an error.
-        self._strategy = profile.drafting.strategy if profile.drafting.strategy in offered(self._models) else "auto"
+        strategy = profile.drafting.strategy
+        self._strategy = strategy if strategy in offered_strategies(self._models) else "auto"
         self._budget = DraftBudget(profile.drafting.max_draft_tokens, profile.drafting.max_draft_len)
         self._drafter = create_drafter(profile.drafting.sources, resolved.lookahead, codec.vocab_size, kinds_on("bls"))
         self._trie = next((source.trie for source in self._drafter.sources if isinstance(source, TrieSource)), None)

@@ -15,6 +15,7 @@ from pipeline.config.rules import LOOKAHEAD_OFF
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.grammar.guide import TENSORRT_LLM_KINDS
 from pipeline.decoding.request import GenerationRequest, SamplingParams
+from pipeline.decoding.strategy import STRATEGIES
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import RequestError
 from pipeline.triton_models.text_request import TextRequest
@@ -29,14 +30,14 @@ class Route(NamedTuple):
     lookahead: LookaheadConfig | None
 
 
-def offered(models: Sequence[TargetTraits]) -> frozenset[str]:
+def offered_strategies(models: Sequence[TargetTraits]) -> tuple[str, ...]:
     """Strategies that a request may name, besides "auto"."""
-    return frozenset().union(*(traits.strategies for traits in models))
+    return tuple(name for name in STRATEGIES if any(name in traits.strategies for traits in models))
 
 
 def route_of(models: Sequence[TargetTraits], request: TextRequest) -> Route:
     """The route of a request. Raises RequestError if no model can serve it."""
-    strategies = offered(models)
+    strategies = offered_strategies(models)
     strategy = request.strategy
     if strategy != "auto" and strategy not in strategies:
         there = ", ".join(sorted(strategies))
@@ -61,7 +62,7 @@ def route_of(models: Sequence[TargetTraits], request: TextRequest) -> Route:
     return Route(model, strategy, LOOKAHEAD_OFF if off else lookahead)
 
 
-def _choose(strategies: frozenset[str], request: TextRequest) -> str:
+def _choose(strategies: Sequence[str], request: TextRequest) -> str:
     """Resolve "auto": lookahead decoding where the request allows it, else drafts from the trie."""
     fits = request.lookahead is not None or not list(not_for_lookahead(request.generation))
     if "lookahead" in strategies and (fits or "trie" not in strategies):

@@ -16,29 +16,26 @@ from pipeline.bench.contenders.in_process import BASELINE
 from pipeline.bench.contenders.remote import fresh_namespace, generate, measured_request, query_of
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
-from pipeline.bench.verify.verify import Comparison, compare, decodings, first_difference
+from pipeline.bench.verify.verify import Comparison, Judge, compare, decodings
 from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.request import SamplingParams
-from pipeline.decoding.strategy import STRATEGIES
 from pipeline.engine.backend import backend_of
 from pipeline.engine.contract import Engine
 from pipeline.errors import UserError
 from pipeline.server.client import Completion, TextQuery
-from pipeline.triton_models.routing import offered
+from pipeline.triton_models.routing import offered_strategies
 
 # Number of requests in flight in the parallel part.
 NUM_CLIENTS = 8
 
 References = Mapping[tuple[str, str], list[int]]
-# Returns the engine that computes the scores of differing tokens, and the `epsilon_of` value of the engine under test.
-Judge = Callable[[], tuple[Engine, float]]
 
 
 def remote_strategies(resolved: ResolvedConfig, wanted: Sequence[str] | None) -> list[str]:
     """Strategies to compare on an engine, plain decoding first. wanted: None for all. Raises UserError if the engine
     has no other strategy than plain decoding, or lacks a wanted one."""
-    there = [name for name in STRATEGIES if name in offered(backend_of(resolved.backend).traits(resolved))]
-    if there == [BASELINE]:
+    there = offered_strategies(backend_of(resolved.backend).traits(resolved))
+    if there == (BASELINE,):
         raise UserError(
             "This engine decodes without drafts, so there is nothing to compare. Build one with --set "
             f"{resolved.backend}.speculation=both, which serves lookahead and trie side by side."
@@ -68,9 +65,8 @@ def verify_server(
             request = make_request(decoding_options, prompt.prompt_ids)
             expected = references[prompt.prompt_id, "greedy" if request.sampling.greedy else "seeded"]
             found = measured_request(answer, prompt.prompt_ids).output_ids
-            comparison = compare(
-                engine, epsilon, request, expected, found, prompt.prompt_id, str(query.strategy), where
-            )
+            place = (prompt.prompt_id, str(query.strategy), where)
+            comparison = compare(lambda: (engine, epsilon), request, expected, found, *place)
             if comparison.verdict == "identical" and answer.text != decode(expected):
                 comparison = replace(comparison, verdict="different", where=f"{where} (text)")
             comparisons.append(comparison)
@@ -98,12 +94,8 @@ def verify_remote(
     references = {prompt.prompt_id: tokens for prompt, tokens in zip(prompts, outputs, strict=False)}
     comparisons = []
     for (where, prompt, query, _), tokens in list(zip(answers, outputs, strict=True))[len(prompts) :]:
-        prompt_id, strategy = prompt.prompt_id, str(query.strategy)
-        if first_difference(references[prompt_id], tokens) is None:
-            comparison = Comparison(prompt_id, strategy, "greedy", where, "identical", len(tokens))
-        else:
-            request, place = make_request(greedy, prompt.prompt_ids), (prompt_id, strategy, where)
-            comparison = compare(*judge(), request, references[prompt_id], tokens, *place)
+        request, place = make_request(greedy, prompt.prompt_ids), (prompt.prompt_id, str(query.strategy), where)
+        comparison = compare(judge, request, references[prompt.prompt_id], tokens, *place)
         comparisons.append(comparison)
         on_comparison(comparison)
     return comparisons, references

@@ -29,6 +29,8 @@ from pipeline.engine.contract import Engine, VerifyItem
 from pipeline.engine.submission import Submission
 
 Verdict = Literal["identical", "near_tie", "different"]
+# Returns the engine that computes the scores of differing tokens, and the `epsilon_of` value of the engine under test.
+Judge = Callable[[], tuple[Engine, float]]
 
 # Distance between 1 and the next larger number of a type in which passes may round differently.
 EPSILON: dict[Dtype, float] = {"float32": 0.0, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -97,8 +99,7 @@ def scores_after(engine: Engine, request: GenerationRequest, context: IntArray) 
 
 
 def compare(
-    engine: Engine,
-    epsilon: float,
+    judge: Judge,
     request: GenerationRequest,
     expected: Sequence[int],
     found: Sequence[int],
@@ -106,8 +107,7 @@ def compare(
     strategy: str,
     where: str,
 ) -> Comparison:
-    """Compare an output with the expected one. If they differ, compute the scores of the two tokens with `engine`.
-    epsilon: see `epsilon_of`."""
+    """Compare an output with the expected one. judge: called if they differ, for the scores of the two tokens."""
     decoding = "greedy" if request.sampling.greedy else "seeded"
     position = first_difference(expected, found)
     if position is None:
@@ -116,6 +116,7 @@ def compare(
     gap = threshold = None
     verdict: Verdict = "different"
     if wanted is not None and got is not None:
+        engine, epsilon = judge()
         context = np.concatenate([request.prompt_ids, as_token_ids(list(expected[:position]))])
         logits, scores = scores_after(engine, request, context)
         gap = float(scores.max() - min(scores[wanted], scores[got]))
@@ -149,7 +150,7 @@ def verify_in_process(
         # The scores must not use KV that a strategy has computed.
         reference.forget_cached()
         expected = references[prompt_id, "greedy" if request.sampling.greedy else "seeded"]
-        comparison = compare(engine, epsilon, request, expected, found, prompt_id, strategy, where)
+        comparison = compare(lambda: (engine, epsilon), request, expected, found, prompt_id, strategy, where)
         comparisons.append(comparison)
         on_comparison(comparison)
 

@@ -85,8 +85,7 @@ def test_in_16_bit_a_fault_is_still_a_fault() -> None:
 )
 def test_an_output_of_another_length_is_a_fault_in_any_number_of_bits(found: list[int], said: str) -> None:
     comparison = compare(
-        TableEngine(),
-        EPSILON["bfloat16"],
+        lambda: (TableEngine(), EPSILON["bfloat16"]),
         make_request(),
         [5, 6, 7],
         found,
