@@ -13,10 +13,10 @@ import pytest
 import sentencepiece
 from transformers import AutoTokenizer
 
-from pipeline.checkpoint.byte_tokenizer import byte_tokenizer
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import write_tokenizer
 from pipeline.checkpoint.fetch import fetch
+from pipeline.checkpoint.random import byte_tokenizer
 from pipeline.checkpoint.tokenizer_files import save_tokenizer
 from pipeline.config.loading import names_in
 from pipeline.config.places import Places, places

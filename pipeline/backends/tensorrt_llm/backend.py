@@ -17,7 +17,7 @@ from pipeline.backends.tensorrt_llm.environment import (
     validation_settings,
 )
 from pipeline.backends.tensorrt_llm.instance import engine_dirs, instances_of
-from pipeline.backends.tensorrt_llm.versions import version_tables
+from pipeline.backends.tensorrt_llm.release_data import version_tables
 from pipeline.config.faults import Fault
 from pipeline.config.hardware import Hardware
 from pipeline.config.places import Places

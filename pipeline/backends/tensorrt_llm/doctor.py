@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.environment import DOCKER_VERSION, Gpu, gpus, package_versions, program_answer
-from pipeline.backends.tensorrt_llm.versions import is_met
 from pipeline.engine.backend import Finding
 
 
@@ -33,7 +32,7 @@ def _version(requirement: release_data.Requirement, found: Mapping[str, str], na
     version = found.get(requirement.part)
     if version is None:
         return Finding(name, "note", missing)
-    if is_met(requirement, version):
+    if release_data.is_met(requirement, version):
         return Finding(name, "ok", version)
     needs = f"Release line {release_data.RELEASE_LINE} needs {requirement.range} ({requirement.why})"
     return Finding(name, "note", version, f"{needs}; see `lookahead dev versions`.")

@@ -5,24 +5,19 @@ these types. `resolution` combines a model with a profile and replaces every "au
 """
 
 from pipeline.config.schema.base import Device, Dtype, Frozen, Retrieval, Strategy
-from pipeline.config.schema.checkpoint import (
+from pipeline.config.schema.drafting import DraftingConfig, SourceConfig
+from pipeline.config.schema.lookahead import LookaheadConfig
+from pipeline.config.schema.model import (
     CheckpointSource,
     GgufCheckpoint,
     HubCheckpoint,
     LocalCheckpoint,
+    ModelConfig,
+    ModelShape,
+    Parallelism,
     RandomCheckpoint,
     WheelCheckpoint,
 )
-from pipeline.config.schema.draft_sources import (
-    PromptDraftConfig,
-    RecyclingDraftConfig,
-    SuppliedDraftConfig,
-    TrieDraftConfig,
-    WindowDraftConfig,
-)
-from pipeline.config.schema.drafting import DraftingConfig, SourceConfig
-from pipeline.config.schema.lookahead import LookaheadConfig
-from pipeline.config.schema.model import ModelConfig, ModelShape, Parallelism
 from pipeline.config.schema.profile import (
     ApiKey,
     EngineConfig,
@@ -32,5 +27,16 @@ from pipeline.config.schema.profile import (
     ServerConfig,
 )
 from pipeline.config.schema.resolved import ResolvedConfig
-from pipeline.config.schema.source_registry import SOURCE_ROWS, SourceRow, carries, kinds_for, kinds_on
+from pipeline.config.schema.source_registry import (
+    SOURCE_ROWS,
+    PromptDraftConfig,
+    RecyclingDraftConfig,
+    SourceRow,
+    SuppliedDraftConfig,
+    TrieDraftConfig,
+    WindowDraftConfig,
+    carries,
+    kinds_for,
+    kinds_on,
+)
 from pipeline.config.schema.tensorrt_llm import TensorRTLLMConfig

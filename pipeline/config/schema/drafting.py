@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from pipeline.config.schema.base import Frozen, Strategy
-from pipeline.config.schema.draft_sources import (
+from pipeline.config.schema.source_registry import (
+    SOURCE_ROWS,
     PromptDraftConfig,
     RecyclingDraftConfig,
     SuppliedDraftConfig,
     TrieDraftConfig,
     WindowDraftConfig,
 )
-from pipeline.config.schema.source_registry import SOURCE_ROWS
 
 if TYPE_CHECKING:
     # Built-in draft sources. Installed packages can add others.

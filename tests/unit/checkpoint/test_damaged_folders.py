@@ -14,8 +14,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from pipeline.checkpoint.byte_tokenizer import byte_tokenizer
 from pipeline.checkpoint.local import open_folder
+from pipeline.checkpoint.random import byte_tokenizer
 from pipeline.config.hardware import Hardware
 from pipeline.config.places import Places, places
 from pipeline.config.resolution import resolve_config

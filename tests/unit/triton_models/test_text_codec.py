@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoint.byte_tokenizer import byte_tokenizer
+from pipeline.checkpoint.random import byte_tokenizer
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 

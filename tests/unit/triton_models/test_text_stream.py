@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.checkpoint.byte_tokenizer import byte_tokenizer
+from pipeline.checkpoint.random import byte_tokenizer
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_stream import TextStream
 

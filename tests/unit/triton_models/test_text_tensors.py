@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.checkpoint.byte_tokenizer import byte_tokenizer
+from pipeline.checkpoint.random import byte_tokenizer
 from pipeline.errors import RequestError
 from pipeline.triton_models.text_codec import TextCodec, parse_messages
 from pipeline.triton_models.text_tensors import postprocess

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
+from pipeline.backends.tensorrt_llm.release_data import container_status
 from pipeline.backends.tensorrt_llm.resource_estimate import gpu_need, kv_share, kv_tokens_of
 from pipeline.backends.tensorrt_llm.rules.problem import Rule, parameter, setting, wrong
-from pipeline.backends.tensorrt_llm.versions import container_status
 from pipeline.config.faults import Fault
 
 _GIB = 1 << 30

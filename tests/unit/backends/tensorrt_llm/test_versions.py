@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.backends.tensorrt_llm import environment, release_data
-from pipeline.backends.tensorrt_llm.versions import container_status, is_met, version_tables
+from pipeline.backends.tensorrt_llm.release_data import container_status, is_met, version_tables
 
 
 def test_every_container_that_counts_as_served_meets_the_requirements():
