@@ -87,8 +87,8 @@ class InProcessBackend(Backend):
     def shown_commands(self, resolved: ResolvedConfig, repository: Path, places: Places) -> Sequence[StartCommand]:
         from pipeline.server.command import SHOWN_ID, shown_listening, single_process
         from pipeline.server.installation import find_installation
+        from pipeline.server.run_folders import run_dir
         from pipeline.server.server import BACKENDS
-        from pipeline.server.startup import run_dir
 
         installation = find_installation()
         backends = None if installation.wheel_dir is None else run_dir(places) / BACKENDS

@@ -151,7 +151,7 @@ def clean(
 ) -> None:
     """Remove built engines."""
     from pipeline.engine.removal import removable, remove, require_unused, sizes_of
-    from pipeline.server.startup import run_dir
+    from pipeline.server.run_folders import run_dir
     from pipeline.server.state import find_server
 
     where = places()

@@ -249,7 +249,7 @@ def _address(url: str | None, protocol: Literal["grpc", "http"] | None) -> tuple
     protocol = protocol or ("http" if is_http else "grpc")
     if url is not None:
         return (url if is_http or protocol == "grpc" else f"http://{url}").rstrip("/"), protocol
-    from pipeline.server.startup import run_dir
+    from pipeline.server.run_folders import run_dir
     from pipeline.server.state import require_server
 
     state = require_server(run_dir(places()), takes_url=True)
@@ -259,7 +259,7 @@ def _address(url: str | None, protocol: Literal["grpc", "http"] | None) -> tuple
 def _openai_url() -> str:
     from pipeline.dynamo.fleet import openai_url
     from pipeline.errors import ServerError
-    from pipeline.server.startup import run_dir
+    from pipeline.server.run_folders import run_dir
 
     if (url := openai_url(run_dir(places()))) is None:
         raise ServerError("No OpenAI API is running. Start one with `lookahead serve --background`, or name it: --url.")

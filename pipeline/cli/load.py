@@ -55,7 +55,7 @@ def load(
     from pipeline.bench.load import LoadPlan, run_load, summary_of
     from pipeline.decoding.request import SamplingParams
     from pipeline.decoding.strategy import STRATEGIES
-    from pipeline.server.startup import run_dir
+    from pipeline.server.run_folders import run_dir
     from pipeline.server.state import require_server
 
     rows = load_workload(data or DEFAULT_PROMPTS)
@@ -92,7 +92,7 @@ def front_door(
     Sends one request at a time, to each in turn. The API key is LOOKAHEAD_API_KEY."""
     from pipeline.bench.front_door import cost_of, times_to_first_token, ways_to
     from pipeline.dynamo.fleet import openai_url
-    from pipeline.server.startup import run_dir
+    from pipeline.server.run_folders import run_dir
     from pipeline.server.state import require_server
 
     folder = run_dir(places())

@@ -132,7 +132,7 @@ def check_url(url: str | None, allow_remote: bool, resolved: ResolvedConfig | No
     if url is None:
         return
     from pipeline.bench.contenders.remote import check_address
-    from pipeline.server.startup import run_dir
+    from pipeline.server.run_folders import run_dir
     from pipeline.server.state import find_server
 
     check_address(url, allow_remote)

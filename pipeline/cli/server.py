@@ -44,7 +44,8 @@ def serve(
     resolved = resolve(model, profile, overrides)
     from pipeline.dynamo.fleet import check_fleet, openai_url, start_fleet, stop_fleet, without_openai
     from pipeline.dynamo.services import INSTALL, has_dynamo
-    from pipeline.server.startup import check_start, prepare, run_dir, start_commands
+    from pipeline.server.run_folders import run_dir
+    from pipeline.server.startup import check_start, prepare, start_commands
     from pipeline.server.state import require_none
 
     where = places()
@@ -95,8 +96,7 @@ def stop(
 ) -> None:
     """Stop the server and all its processes."""
     from pipeline.dynamo.fleet import stop_fleet
-    from pipeline.server.slots import free_dir, locked
-    from pipeline.server.startup import base_dir, run_dir
+    from pipeline.server.run_folders import base_dir, free_dir, locked, run_dir
 
     where = places()
     with locked(base_dir(where), lambda: output.note("waiting for the end of another switch or stop")):
@@ -114,8 +114,8 @@ def status(as_json: Json = False) -> None:
     from pipeline.server.figures import read_figures
     from pipeline.server.log import LOG, crash_log, kept_log
     from pipeline.server.processes import seconds_since_start
+    from pipeline.server.run_folders import run_dir
     from pipeline.server.service import find_services
-    from pipeline.server.startup import run_dir
     from pipeline.server.state import find_replicas, find_server, is_ready
 
     folder = run_dir(places())
@@ -200,7 +200,8 @@ def switch(
     ready. The new server runs in the background."""
     from pipeline.dynamo.exchange import switch_fleet
     from pipeline.dynamo.fleet import as_running, openai_url
-    from pipeline.server.startup import base_dir, prepare, run_dir
+    from pipeline.server.run_folders import base_dir, run_dir
+    from pipeline.server.startup import prepare
     from pipeline.server.switch import require_other, resolve_other, running_served
 
     where = places()

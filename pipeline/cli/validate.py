@@ -160,7 +160,7 @@ def _run(plan: ValidationPlan, folder: Path) -> list[StageResult]:
     """Run all stages. Engines and server are created in the folder. The report is updated after each stage."""
     from pipeline.bench.validation.validation import private_places, run_stages, stages_of
     from pipeline.bench.validation.validation_report import report_of, write_report
-    from pipeline.server.startup import run_dir
+    from pipeline.server.run_folders import run_dir
     from pipeline.server.state import find_server
 
     own, environment = private_places(places(), folder)

@@ -31,7 +31,7 @@ from pipeline.errors import ServerError, UserError
 from pipeline.repository.model_config import read
 from pipeline.repository.names import CONFIG, FINGERPRINT, FRONT_MODEL
 from pipeline.server import state as server_state
-from pipeline.server.startup import run_dir
+from pipeline.server.run_folders import run_dir
 
 # Greedy outputs of plain decoding: tokens of prompt and output.
 Outputs = Iterable[tuple[IntArray, Sequence[int]]]

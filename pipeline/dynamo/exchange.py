@@ -29,8 +29,8 @@ from pipeline.server.companions import changing_state
 from pipeline.server.gateway import deployment_spec, spec_path
 from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.ports import LOOPBACK
+from pipeline.server.run_folders import free_dir, locked, serving_dir, set_serving
 from pipeline.server.service import ServiceState, find_service
-from pipeline.server.slots import free_dir, locked, serving_dir, set_serving
 from pipeline.server.startup import PreparedServer, fits_beside
 from pipeline.server.state import (
     GATEWAY,

@@ -17,9 +17,6 @@ from pipeline.server.log import VERBOSE_LOG
 from pipeline.server.memory_fit import kv_bytes, memory_fit, serving_bytes
 from pipeline.server.ports import choose_ports
 from pipeline.server.server import RunningServer, start_server
-from pipeline.server.slots import serving_dir
-
-RUN = ".run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +26,6 @@ class PreparedServer:
     resolved: ResolvedConfig
     artifact: Artifact
     repository: Path
-
-
-def base_dir(places: Places) -> Path:
-    """The folder with the two run folders of `lookahead serve`."""
-    return places.engines / RUN
-
-
-def run_dir(places: Places) -> Path:
-    """The run folder in which the servers of `lookahead serve` run."""
-    return serving_dir(base_dir(places))
 
 
 def check_start(resolved: ResolvedConfig, places: Places) -> str:

@@ -15,8 +15,8 @@ from pipeline.config.places import Places
 from pipeline.dynamo.exchange import obstacle, switch_fleet
 from pipeline.dynamo.fleet import as_running, openai_url, start_fleet, stop_fleet
 from pipeline.server.client import Completion, TextQuery, complete
+from pipeline.server.run_folders import free_dir, serving_dir
 from pipeline.server.service import find_services
-from pipeline.server.slots import free_dir, serving_dir
 from pipeline.server.startup import prepare
 from pipeline.server.state import ServerState, find_replicas, find_server, is_ready
 from pipeline.server.switch import resolve_other, running_served

@@ -11,7 +11,7 @@ import pytest
 from pipeline.bench.report.results import load_results
 from pipeline.config.places import places
 from pipeline.errors import ServerError
-from pipeline.server.startup import run_dir
+from pipeline.server.run_folders import run_dir
 from pipeline.server.state import find_server
 from tests.integration.command import MODEL, lookahead
 from tests.servers import FREE_PORTS

@@ -13,8 +13,8 @@ from pipeline.dynamo.fleet import Fleet
 from pipeline.files import write_whole
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.server.gateway import spec_path
+from pipeline.server.run_folders import serving_dir
 from pipeline.server.service import ServiceState
-from pipeline.server.slots import serving_dir
 from pipeline.server.startup import PreparedServer
 from pipeline.server.state import GATEWAY, STATE, service_state_path
 from tests.server_states import STATE as OLD

@@ -8,13 +8,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipeline.config.places import Places
 from pipeline.files import wait_for_lock, write_whole
 
+RUN = ".run"
 _SERVING, _SECOND = "serving", "second"
 
 
+def base_dir(places: Places) -> Path:
+    """The first run folder, which contains the second."""
+    return places.engines / RUN
+
+
+def run_dir(places: Places) -> Path:
+    """The run folder in which the servers of `lookahead serve` run."""
+    return serving_dir(base_dir(places))
+
+
 def serving_dir(base: Path) -> Path:
-    """The run folder in which servers run, or ran last. base: the first run folder, which contains the second."""
+    """The run folder in which servers run, or ran last."""
     try:
         name = (base / _SERVING).read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:

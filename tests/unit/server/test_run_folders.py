@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.dynamo.exchange import switch_fleet
 from pipeline.errors import ServerError
-from pipeline.server.slots import locked
+from pipeline.server.run_folders import locked
 from tests.patience import PATIENCE_S
 
 
