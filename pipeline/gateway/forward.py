@@ -13,7 +13,7 @@ from pipeline.gateway.errors import refusal_in_event, refusal_of, text_of_body, 
 from pipeline.gateway.event_stream import events
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import ResponseWriter
-from pipeline.gateway.upstream import HEADER_LENGTH, Onward, Response, Transport, Unreachable
+from pipeline.gateway.upstream import HEADER_LENGTH, Response, Transport, Unreachable, UpstreamRequest
 from pipeline.request_ids import SentId
 
 _LONGEST_ERROR_BYTES = 1 << 16
@@ -40,7 +40,7 @@ async def until_disconnect(receive: Receive) -> AsyncGenerator[None, None]:
 
 async def forward(
     transport: Transport,
-    onward: Onward,
+    request: UpstreamRequest,
     receive: Receive,
     answer: ResponseWriter,
     sent_id: SentId,
@@ -51,24 +51,24 @@ async def forward(
     connection only when it sends something."""
     async with until_disconnect(receive):
         try:
-            with anyio.fail_after(onward.timeout_s):
+            with anyio.fail_after(request.timeout_s):
                 try:
-                    async with transport(onward) as response:
-                        await _pass_on(response, onward.request_id, answer, sent_id)
+                    async with transport(request) as response:
+                        await _pass_on(response, request.request_id, answer, sent_id)
                 except asyncio.CancelledError:
                     stop()
                     raise
         except Unreachable:
             await answer.refuse(unavailable())
         except TimeoutError:
-            await answer.refuse(late(onward))
+            await answer.refuse(late(request))
         except Refusal as refusal:
             await answer.refuse(refusal)
 
 
-def late(onward: Onward) -> Refusal:
+def late(request: UpstreamRequest) -> Refusal:
     """Refusal of a request that has reached its time limit."""
-    return Refusal(504, f"the request took longer than {onward.timeout_s:g} s")
+    return Refusal(504, f"the request took longer than {request.timeout_s:g} s")
 
 
 async def _pass_on(response: Response, request_id: str, answer: ResponseWriter, sent_id: SentId) -> None:

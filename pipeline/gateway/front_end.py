@@ -22,7 +22,7 @@ from pipeline.gateway.event_stream import events, parsed
 from pipeline.gateway.forward import start_of
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.resumption import Resumption
-from pipeline.gateway.upstream import Onward, Transport, Unreachable
+from pipeline.gateway.upstream import Transport, Unreachable, UpstreamRequest
 
 # Time for which a request is retried while no worker can be reached.
 _PATIENCE_S = 20.0
@@ -43,14 +43,14 @@ _REASON_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Onward):
+class FrontEndRequest(UpstreamRequest):
     """A request to the front end. is_served: whether the front end serves the requested model, so that 404 means that
     it has no worker at the moment. renderer: template, without a body, of the request to the Triton model that reports
     why the chat template refuses a conversation; None without a conversation. is_whole: whether the client receives the
     stream as a whole response. listed_s: see `DeploymentSpec`."""
 
     is_served: bool = False
-    renderer: Onward | None = None
+    renderer: UpstreamRequest | None = None
     is_whole: bool = False
     listed_s: float = 0.0
 
@@ -66,17 +66,17 @@ class _Lost(Exception):
         self.refusal = refusal
 
 
-async def chunks_of(transport: Transport, asked: Asked) -> AsyncGenerator[Json | bytes, None]:
+async def chunks_of(transport: Transport, request: FrontEndRequest) -> AsyncGenerator[Json | bytes, None]:
     """Yield the chunks of the response, and events without JSON as they are. Sends the request again while the front
     end cannot reach a worker, and after its workers or the front end have died. Raises Refusal."""
-    resumption, listed_until = Resumption(), anyio.current_time() + asked.listed_s
+    resumption, listed_until = Resumption(), anyio.current_time() + request.listed_s
     num_absent, num_lost, has_worker = 0, 0, False
     while True:
         patient_until = listed_until + _PATIENCE_S
         try:
-            async with aclosing(_attempt(transport, asked, anyio.current_time() < patient_until)) as items:
+            async with aclosing(_attempt(transport, request, anyio.current_time() < patient_until)) as items:
                 # Nothing of an incomplete response is used if the client receives it as a whole.
-                async for item in _all_of(items) if asked.is_whole else items:
+                async for item in _all_of(items) if request.is_whole else items:
                     rest = resumption.rest_of(item) if isinstance(item, dict) else item
                     if rest is not None:
                         yield rest
@@ -86,20 +86,20 @@ async def chunks_of(transport: Transport, asked: Asked) -> AsyncGenerator[Json |
                 raise unavailable() from error
         except _Lost as lost:
             num_lost += 1
-            reason = await _reason_of(transport, asked, lost.refusal)
+            reason = await _reason_of(transport, request, lost.refusal)
             if reason is not lost.refusal or num_lost > _MAX_LOST or not resumption.resume():
                 raise reason from lost
-            listed_until = anyio.current_time() + asked.listed_s
+            listed_until = anyio.current_time() + request.listed_s
         except _Absent:
             num_absent += 1
             if has_worker:
-                if num_absent == 3 and (refusal := await _refusal_of_conversation(transport, asked)) is not None:
+                if num_absent == 3 and (refusal := await _refusal_of_conversation(transport, request)) is not None:
                     raise refusal from None
                 # As long as a dead worker is listed, attempts may reach it, and those of a session reach no other.
                 if anyio.current_time() >= listed_until:
-                    raise Refusal(400, f"{_NO_REASON} {asked.request_id}") from None
+                    raise Refusal(400, f"{_NO_REASON} {request.request_id}") from None
             elif num_absent == 2:
-                has_worker = await _has_worker(transport, asked)
+                has_worker = await _has_worker(transport, request)
         await anyio.sleep(_RETRY_PAUSE_S)
 
 
@@ -108,28 +108,30 @@ async def _all_of(items: AsyncGenerator[Json | bytes, None]) -> AsyncGenerator[J
         yield item
 
 
-async def _attempt(transport: Transport, asked: Asked, may_retry: bool) -> AsyncGenerator[Json | bytes, None]:
+async def _attempt(
+    transport: Transport, request: FrontEndRequest, may_retry: bool
+) -> AsyncGenerator[Json | bytes, None]:
     """Send a request and yield the response. Raises _Absent only if may_retry is true, Unreachable only before a
     response, _Lost if it breaks off."""
-    async with transport(asked) as response:
+    async with transport(request) as response:
         try:
             if response.status < 400:
                 async with aclosing(events(response.chunks)) as found:
                     async for event in found:
                         item = parsed(event)
-                        if isinstance(item, dict) and (refusal := refusal_in_chunk(item, asked.request_id)):
+                        if isinstance(item, dict) and (refusal := refusal_in_chunk(item, request.request_id)):
                             raise _exception_of(refusal, text_of_json(item))
                         yield item
                 return
             text = text_of_body(await start_of(response.chunks))
         except Unreachable as error:
             raise _Lost(unavailable()) from error
-    has_no_model = asked.is_served and response.status == 404  # without a worker
+    has_no_model = request.is_served and response.status == 404  # without a worker
     if has_no_model or any(words in text for words in _NO_WORKER):
         raise _Absent if may_retry else unavailable()
     if response.status == 404:
-        raise unknown_model(str(parse_json(asked.body).get("model")))
-    raise _exception_of(refusal_of(response.status, text, asked.request_id), text)
+        raise unknown_model(str(parse_json(request.body).get("model")))
+    raise _exception_of(refusal_of(response.status, text, request.request_id), text)
 
 
 def _exception_of(refusal: Refusal, text: str) -> Refusal | _Lost:
@@ -137,32 +139,32 @@ def _exception_of(refusal: Refusal, text: str) -> Refusal | _Lost:
     return _Lost(refusal) if any(words in text for words in _LOST_WORKER) else refusal
 
 
-async def _has_worker(transport: Transport, asked: Asked) -> bool:
+async def _has_worker(transport: Transport, request: FrontEndRequest) -> bool:
     """Whether the front end answers a plain prompt, where it fails on a conversation. False without a conversation."""
-    if asked.renderer is None:
+    if request.renderer is None:
         return False
-    body = {"model": parse_json(asked.body)["model"], "prompt": "a", "max_tokens": 1}
+    body = {"model": parse_json(request.body)["model"], "prompt": "a", "max_tokens": 1}
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
-        async with transport(replace(asked, path="/v1/completions", body=write_json(body))) as response:
+        async with transport(replace(request, path="/v1/completions", body=write_json(body))) as response:
             return response.status == 200
     return False
 
 
-async def _refusal_of_conversation(transport: Transport, asked: Asked) -> Refusal | None:
+async def _refusal_of_conversation(transport: Transport, request: FrontEndRequest) -> Refusal | None:
     """Triton's refusal of a conversation that the front end may be unable to convert to a prompt, from a request for
     one token; None if Triton accepts it."""
-    assert asked.renderer is not None
-    body = parse_json(asked.body)
-    sent = {
+    assert request.renderer is not None
+    body = parse_json(request.body)
+    generate = {
         "text_input": "",
         "messages": json.dumps([_with_text(message) for message in body.get("messages") or ()]),
         "max_tokens": 1,
         "namespace": read_annotations(body["nvext"]["annotations"]).get(NAMESPACE, ""),
     }
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
-        async with transport(replace(asked.renderer, body=write_json(sent))) as response:
+        async with transport(replace(request.renderer, body=write_json(generate))) as response:
             if response.status == 400:
-                return refusal_of(400, text_of_body(await start_of(response.chunks)), asked.request_id)
+                return refusal_of(400, text_of_body(await start_of(response.chunks)), request.request_id)
     return None
 
 
@@ -174,18 +176,18 @@ def _with_text(message: Any) -> Any:
     return message | {"content": "\n".join(str(part.get("text")) for part in parts)}
 
 
-async def _reason_of(transport: Transport, asked: Asked, refusal: Refusal) -> Refusal:
+async def _reason_of(transport: Transport, request: FrontEndRequest, refusal: Refusal) -> Refusal:
     """The worker's refusal of a request with tools, for which the front end reports an error without the reason. The
     same request without tool calls returns the refusal in its first event."""
-    if refusal.status != 500 or not asked.is_served or b'"tools":' not in asked.body:
+    if refusal.status != 500 or not request.is_served or b'"tools":' not in request.body:
         return refusal
-    body = parse_json(asked.body)
+    body = parse_json(request.body)
     body |= {"tool_choice": "none", "nvext": body["nvext"] | {"extra_fields": [ENGINE_DATA]}}
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
         async with (
-            transport(replace(asked, body=write_json(body))) as response,
+            transport(replace(request, body=write_json(body))) as response,
             aclosing(events(response.chunks)) as found,
         ):
             item = parsed(await anext(found, b""))
-            return (refusal_in_chunk(item, asked.request_id) if isinstance(item, dict) else None) or refusal
+            return (refusal_in_chunk(item, request.request_id) if isinstance(item, dict) else None) or refusal
     return refusal

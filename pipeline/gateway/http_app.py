@@ -19,7 +19,7 @@ from pipeline.gateway.bodies import BodyReader, Disconnected, parse_json
 from pipeline.gateway.deployment import Deployment, Deployments
 from pipeline.gateway.errors import logger, refusal_of, text_of_body, unavailable, unknown_model
 from pipeline.gateway.forward import forward
-from pipeline.gateway.front_end import Asked
+from pipeline.gateway.front_end import FrontEndRequest
 from pipeline.gateway.generate_body import Types, checked_generate, types_of
 from pipeline.gateway.infer_body import checked_infer
 from pipeline.gateway.metrics_page import metrics_page
@@ -31,7 +31,7 @@ from pipeline.gateway.request_headers import key_of, session_headers, timeout_of
 from pipeline.gateway.response_writer import JSON, ResponseWriter, Style
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import Tenant, Tenants
-from pipeline.gateway.upstream import HEADER_LENGTH, Onward, Transport, Unreachable, Upstream
+from pipeline.gateway.upstream import HEADER_LENGTH, Transport, Unreachable, Upstream, UpstreamRequest
 
 _GET, _POST = ("GET", "HEAD"), ("POST",)
 _VERBS = ("generate", "generate_stream", "infer")
@@ -175,10 +175,10 @@ class HttpGateway:
                     headers |= {"content-type": "application/octet-stream", HEADER_LENGTH: str(checked.header_length)}
             else:
                 checked = checked_generate(body, tenant, types)
-            onward = Onward(deployment.http, "POST", path, checked.body, headers, timeout_s, answer.request_id)
+            sent = UpstreamRequest(deployment.http, "POST", path, checked.body, headers, timeout_s, answer.request_id)
             stop = partial(deployment.stop, request.path_params["model"], checked.sent_id)
             with self._tenants.admit(tenant, len(body), checked.max_tokens, deployment.spec.max_seq_len):
-                await forward(self._transport, onward, request.receive, answer, checked.sent_id, stop)
+                await forward(self._transport, sent, request.receive, answer, checked.sent_id, stop)
 
     async def _types(self, deployment: Deployment, model: str) -> Types:
         """Datatypes of a model's inputs, cached."""
@@ -191,10 +191,10 @@ class HttpGateway:
 
     async def _ask(self, targets: Sequence[Upstream], path: str) -> tuple[int, bytes]:
         """Status and body of the response to a request of the gateway. Raises Refusal (503) if there is none."""
-        onward = Onward(targets, "GET", path, b"", {}, _SHORT_S, secrets.token_hex(16))
+        sent = UpstreamRequest(targets, "GET", path, b"", {}, _SHORT_S, secrets.token_hex(16))
         try:
-            with anyio.fail_after(onward.timeout_s):
-                async with self._transport(onward) as response:
+            with anyio.fail_after(sent.timeout_s):
+                async with self._transport(sent) as response:
                     return response.status, b"".join([chunk async for chunk in response.chunks])
         except (Unreachable, TimeoutError) as error:
             raise unavailable() from error
@@ -212,9 +212,9 @@ class HttpGateway:
         renderer = None
         if endpoint == "chat":
             model = f"/v2/models/{deployment.spec.tenant_models[0]}/generate"
-            renderer = Onward(deployment.http, "POST", model, b"", JSON, _SHORT_S, answer.request_id)
-        asked = [
-            Asked(
+            renderer = UpstreamRequest(deployment.http, "POST", model, b"", JSON, _SHORT_S, answer.request_id)
+        requests = [
+            FrontEndRequest(
                 *([_openai(deployment)], "POST", request.url.path, sent, headers, timeout_s, own_id),
                 is_served=checked.model == deployment.spec.model,
                 renderer=renderer,
@@ -223,10 +223,10 @@ class HttpGateway:
             )
             for sent, own_id in zip(checked.bodies, ids, strict=True)
         ]
-        num_choices, max_seq_len = len(asked) * checked.num_prompts, deployment.spec.max_seq_len
+        num_choices, max_seq_len = len(requests) * checked.num_prompts, deployment.spec.max_seq_len
         num_bytes = len(body) // checked.num_prompts
         with deployment.in_use(), self._tenants.admit(tenant, num_bytes, checked.max_tokens, max_seq_len, num_choices):
-            await forward_openai(self._transport, asked, request.receive, answer, checked.rewrites)
+            await forward_openai(self._transport, requests, request.receive, answer, checked.rewrites)
 
     async def _models(self, request: Request, answer: ResponseWriter) -> None:
         self._tenant(request)

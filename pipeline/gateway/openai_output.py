@@ -13,7 +13,7 @@ from pipeline.gateway.bodies import Json, Receive, write_json
 from pipeline.gateway.event_stream import END, event_of
 from pipeline.gateway.folding import folded
 from pipeline.gateway.forward import STREAM_HEADERS, late, until_disconnect
-from pipeline.gateway.front_end import Asked, chunks_of
+from pipeline.gateway.front_end import FrontEndRequest, chunks_of
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import JSON, ResponseWriter
 from pipeline.gateway.rewriting import Rewrite
@@ -23,29 +23,33 @@ _EXTENSION = "nvext"
 
 
 async def forward_openai(
-    transport: Transport, asked: Sequence[Asked], receive: Receive, answer: ResponseWriter, rewrites: Sequence[Rewrite]
+    transport: Transport,
+    requests: Sequence[FrontEndRequest],
+    receive: Receive,
+    answer: ResponseWriter,
+    rewrites: Sequence[Rewrite],
 ) -> None:
     """Forward the requests of all choices and send the response. If one request fails or the client disconnects, cancel
     all."""
-    output = _Output(answer, len(asked), rewrites, asked[0].is_whole)
+    output = _Output(answer, len(requests), rewrites, requests[0].is_whole)
     refusals: list[Refusal] = []
     async with until_disconnect(receive):
         async with anyio.create_task_group() as tasks:
 
             async def run(number: int) -> None:
                 try:
-                    with anyio.fail_after(asked[number].timeout_s):
-                        async with aclosing(chunks_of(transport, asked[number])) as chunks:
+                    with anyio.fail_after(requests[number].timeout_s):
+                        async with aclosing(chunks_of(transport, requests[number])) as chunks:
                             async for chunk in chunks:
                                 await output.add(number, chunk)
                     return
                 except TimeoutError:
-                    refusals.append(late(asked[number]))
+                    refusals.append(late(requests[number]))
                 except Refusal as refusal:
                     refusals.append(refusal)
                 tasks.cancel_scope.cancel()
 
-            for number in range(len(asked)):
+            for number in range(len(requests)):
                 tasks.start_soon(run, number)
         if refusals:
             await answer.refuse(refusals[0])

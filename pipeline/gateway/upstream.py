@@ -32,7 +32,7 @@ class Upstream:
 
 
 @dataclass(frozen=True, slots=True)
-class Onward:
+class UpstreamRequest:
     """A request to forward. targets: the first one that accepts a connection gets it. timeout_s: time limit in
     total."""
 
@@ -55,20 +55,20 @@ class Response:
     chunks: AsyncIterator[bytes]
 
 
-Transport = Callable[[Onward], AbstractAsyncContextManager[Response]]
+Transport = Callable[[UpstreamRequest], AbstractAsyncContextManager[Response]]
 
 
 @asynccontextmanager
-async def request(onward: Onward) -> AsyncGenerator[Response, None]:
+async def request(sent: UpstreamRequest) -> AsyncGenerator[Response, None]:
     """Send a request on a new connection and yield the response. Leaving the block early cancels the request. Raises
     Unreachable.
 
     Connections are not reused: a Triton that is shutting down waits for idle connections before it finalizes its
     models, so it would be killed before they have saved their learned state."""
     connection = h11.Connection(h11.CLIENT)
-    target, reader, writer = await _connected(onward.targets)
+    target, reader, writer = await _connected(sent.targets)
     try:
-        writer.write(_sent(connection, onward, target))
+        writer.write(_encoded(connection, sent, target))
         head = await _next_event(connection, reader)
         if not isinstance(head, h11.Response):
             raise Unreachable(f"not a response: {head!r}")
@@ -78,11 +78,11 @@ async def request(onward: Onward) -> AsyncGenerator[Response, None]:
         writer.transport.abort()  # close would wait until the server has received the whole request
 
 
-def _sent(connection: h11.Connection, onward: Onward, target: Upstream) -> bytes:
-    headers = {"host": target.address, **onward.headers, **target.headers}
-    headers |= {"x-request-id": onward.request_id, "content-length": str(len(onward.body))}
-    head = connection.send(h11.Request(method=onward.method, target=onward.path, headers=list(headers.items())))
-    body = connection.send(h11.Data(data=onward.body))
+def _encoded(connection: h11.Connection, sent: UpstreamRequest, target: Upstream) -> bytes:
+    headers = {"host": target.address, **sent.headers, **target.headers}
+    headers |= {"x-request-id": sent.request_id, "content-length": str(len(sent.body))}
+    head = connection.send(h11.Request(method=sent.method, target=sent.path, headers=list(headers.items())))
+    body = connection.send(h11.Data(data=sent.body))
     connection.send(h11.EndOfMessage())
     return (head or b"") + (body or b"")
 

@@ -19,7 +19,7 @@ from pipeline.gateway.grpc_app import channel_options
 from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, TritonSpec
 from pipeline.gateway.tenants import Tenants
-from pipeline.gateway.upstream import Onward, Response
+from pipeline.gateway.upstream import Response, UpstreamRequest
 from tests.patience import PATIENCE_S
 
 GENERATE = "/v2/models/lookahead_bls/generate"
@@ -84,12 +84,12 @@ class Behind:
         return self.answer(request)
 
     @asynccontextmanager
-    async def transport(self, onward: Onward) -> AsyncGenerator[Response, None]:
+    async def transport(self, sent: UpstreamRequest) -> AsyncGenerator[Response, None]:
         """In place of `upstream.request`."""
-        target = onward.targets[0]
-        headers = {**onward.headers, **target.headers, "x-request-id": onward.request_id}
-        url = f"http://{target.address}{onward.path}"
-        answer = self(httpx.Request(onward.method, url, headers=headers, content=onward.body))
+        target = sent.targets[0]
+        headers = {**sent.headers, **target.headers, "x-request-id": sent.request_id}
+        url = f"http://{target.address}{sent.path}"
+        answer = self(httpx.Request(sent.method, url, headers=headers, content=sent.body))
         found = answer if isinstance(answer, httpx.Response) else await answer
         assert isinstance(found.stream, httpx.AsyncByteStream)
         yield Response(found.status_code, dict(found.headers), aiter(found.stream))

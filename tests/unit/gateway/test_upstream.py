@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import h11
 import pytest
 
-from pipeline.gateway.upstream import Onward, Unreachable, Upstream, request
+from pipeline.gateway.upstream import Unreachable, Upstream, UpstreamRequest, request
 from tests.patience import PATIENCE_S
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -40,13 +40,13 @@ def against(work: Work, *pieces: bytes, ends: bool = False) -> tuple[object, byt
     return asyncio.run(run())
 
 
-def onward(address: str, body: bytes = b"", *others: str, value: str = "b") -> Onward:
+def request_to(address: str, body: bytes = b"", *others: str, value: str = "b") -> UpstreamRequest:
     targets = [Upstream(each, {"key": f"secret of {each}"}) for each in (address, *others)]
-    return Onward(targets, "POST", "/a?b=1", body, {"a": value}, 1.0, "id")
+    return UpstreamRequest(targets, "POST", "/a?b=1", body, {"a": value}, 1.0, "id")
 
 
 async def pieces_of(address: str, *others: str, value: str = "b") -> list[bytes]:
-    async with request(onward(address, b"asked", *others, value=value)) as response:
+    async with request(request_to(address, b"asked", *others, value=value)) as response:
         return [piece async for piece in response.chunks]
 
 
@@ -91,7 +91,7 @@ def test_a_stream_that_is_left_closes_its_connection() -> None:
     """Which cancels the request behind."""
 
     async def first(address: str) -> int:
-        async with request(onward(address)) as response:
+        async with request(request_to(address)) as response:
             async for _ in response.chunks:
                 break
             return response.status
