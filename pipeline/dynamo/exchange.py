@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,24 +23,24 @@ from pipeline.dynamo.fleet import Fleet, start_fleet, stop_fleet
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.files import write_whole
-from pipeline.gateway.spec import TRITON_KEY_HEADER, GatewaySpec, GatewayStatus, status_path
+from pipeline.gateway.spec import TRITON_KEY_HEADER, GatewayStatus, status_path
 from pipeline.repository.names import FRONT_MODEL
-from pipeline.server.companions import changing_state
-from pipeline.server.gateway import deployment_spec, spec_path
+from pipeline.server.companions import load_state
+from pipeline.server.gateway import deployment_spec, end_gateway_with, read_spec, set_deployment, spec_path
 from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.ports import LOOPBACK
 from pipeline.server.run_folders import free_dir, locked, serving_dir, set_serving
-from pipeline.server.service import ServiceState, find_service
+from pipeline.server.service import find_service
 from pipeline.server.startup import PreparedServer, fits_beside
 from pipeline.server.state import (
     GATEWAY,
-    SERVICES,
     STATE,
     ServerState,
     find_replicas,
+    gateway_state_path,
     replica_dir,
     require_server,
-    service_state_path,
+    service_dir,
 )
 from pipeline.server.switch import switch_server
 from pipeline.triton_models.handover import HANDOVER, hand_over
@@ -60,32 +60,25 @@ def switch_fleet(before: PreparedServer, after: PreparedServer, places: Places, 
     Raises ServerError with the reason if the new servers do not start. The old ones then continue, or start again. Also
     raises it while another switch runs."""
     with locked(base, _refuse):
-        return _switched(before, after, places, base, note)
+        folder = serving_dir(base)
+        if (reason := obstacle(after, folder)) is None:
+            return _exchange(after, places, base, note)
+        note(f"{reason}; running requests finish, then the old server stops before the new one starts")
+        _leave_learned(folder, folder, note)
+        start = partial(start_fleet, places=places, run_dir=folder, detach=True, note=note)
+        return switch_server(before, after, folder, note, partial(stop_fleet, folder, drain=True), start)
 
 
 def _refuse() -> NoReturn:
     raise ServerError("Another `lookahead switch` or `lookahead stop` is running. Wait for it, then try again.")
 
 
-def _switched(before: PreparedServer, after: PreparedServer, places: Places, base: Path, note: Note) -> Fleet:
-    folder = serving_dir(base)
-    if (reason := obstacle(after, folder)) is not None:
-        note(f"{reason}; running requests finish, then the old server stops before the new one starts")
-        _leave_learned(folder, folder, note)
-
-        def start(served: PreparedServer) -> Fleet:
-            return start_fleet(served, places, folder, detach=True, note=note)
-
-        return switch_server(before, after, folder, note, partial(stop_fleet, folder, drain=True), start)
-    return _exchange(before, after, places, base, note)
-
-
 def obstacle(after: PreparedServer, folder: Path) -> str | None:
     """Reason why the new servers cannot run beside those of the run folder `folder`; None if they can."""
     server = after.resolved.profile.server
-    if find_service(folder / SERVICES / GATEWAY) is None:
+    if find_service(folder, GATEWAY) is None:
         return "there is no gateway (server.gateway.enabled), which would send requests to the new server"
-    spec = GatewaySpec.model_validate_json(spec_path(folder).read_bytes())
+    spec = read_spec(folder)
     metrics_host = LOOPBACK if server.side_channel_safe else server.host
     if (spec.config, spec.api_keys, spec.metrics_host) != (server.gateway, server.api_keys, metrics_host):
         return "the gateway has other settings under the new profile (server.gateway, api_keys, side_channel_safe)"
@@ -94,7 +87,7 @@ def obstacle(after: PreparedServer, folder: Path) -> str | None:
     return None
 
 
-def _exchange(before: PreparedServer, after: PreparedServer, places: Places, base: Path, note: Note) -> Fleet:
+def _exchange(after: PreparedServer, places: Places, base: Path, note: Note) -> Fleet:
     old_dir, new_dir = serving_dir(base), free_dir(base)
     old = require_server(old_dir)
     stop_fleet(new_dir)  # servers of an interrupted switch
@@ -134,7 +127,7 @@ def _nudge(state: ServerState) -> None:
 
 def _share_gateway(old_dir: Path, new_dir: Path) -> None:
     """Link the gateway's folder into the new run folder."""
-    own, other = (folder / SERVICES / GATEWAY for folder in (old_dir, new_dir))
+    own, other = (service_dir(folder, GATEWAY) for folder in (old_dir, new_dir))
     if own.resolve() == other.resolve():
         return
     if other.is_dir() and not other.is_symlink():
@@ -146,35 +139,28 @@ def _share_gateway(old_dir: Path, new_dir: Path) -> None:
 
 def _redirect_gateway(old: ServerState, fleet: Fleet, after: PreparedServer, base: Path, new_dir: Path) -> None:
     """Switch the gateway and the state files to the new servers. Raises ServerError if the gateway does not switch."""
-    new, path = fleet.state, spec_path(new_dir)
-    spec = GatewaySpec.model_validate_json(path.read_bytes())
     states = [server.state for server in fleet.servers]
     tritons = [state.triton for state in states]
     deployment = deployment_spec(after.resolved, after.repository, tritons, fleet.front_end_port)
-    gateway_path = service_state_path(new_dir, GATEWAY)
-    gateway = ServiceState.model_validate_json(gateway_path.read_bytes())
+    old_deployment = read_spec(new_dir).deployment
+    ended_with = load_state(gateway_state_path(new_dir))["ends_with"]
     address = {name: getattr(old, name) for name in ("host", "http_port", "grpc_port", "metrics_port", "gateway_id")}
-    state = new.model_copy(update=address)
+    state = fleet.state.model_copy(update=address)
     try:
-        write_whole(path, spec.model_copy(update={"deployment": deployment}).model_dump_json(), private=True)
+        set_deployment(new_dir, deployment)
         _wait(lambda: _status(new_dir).triton_http == tritons[0].http, _FOLLOW_S)
-        _end_gateway_with(gateway_path, [state.server_id for state in states])
+        end_gateway_with(new_dir, [state.server_id for state in states])
         write_whole(new_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
         fleet.servers[0].state = state
         set_serving(base, new_dir)
     except BaseException as error:
-        _end_gateway_with(gateway_path, gateway.ends_with)
-        write_whole(path, spec.model_dump_json(), private=True)
+        end_gateway_with(new_dir, ended_with)
+        set_deployment(new_dir, old_deployment)
         if isinstance(error, TimeoutError):
             raise ServerError("The gateway did not switch to the new server; the old one still serves.") from error
         with suppress(TimeoutError):  # the gateway must leave the new server before it stops
-            _wait(lambda: _status(new_dir).triton_http == spec.deployment.tritons[0].http, _FOLLOW_S)
+            _wait(lambda: _status(new_dir).triton_http == old_deployment.tritons[0].http, _FOLLOW_S)
         raise
-
-
-def _end_gateway_with(path: Path, server_ids: Sequence[str]) -> None:
-    with changing_state(path) as state:
-        state["ends_with"] = list(server_ids)
 
 
 def _status(folder: Path) -> GatewayStatus:

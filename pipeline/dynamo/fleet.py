@@ -39,7 +39,7 @@ from pipeline.server.service import (
     wait_until_ready,
 )
 from pipeline.server.startup import PreparedServer, launch
-from pipeline.server.state import GATEWAY, SERVICES, ServerState, find_own, reachable, replica_dir, require_server
+from pipeline.server.state import GATEWAY, ServerState, find_own, reachable, replica_dir, require_server
 
 _POLL_S = 0.2
 # Time for the guard of a server to end after its gateway.
@@ -206,12 +206,12 @@ def find_ended(run_dir: Path, replicas: int) -> list[str]:
     numbers = range(1, replicas + 1)
     servers = [f"replica {number}" for number in numbers if find_own(replica_dir(run_dir, number)) is None]
     workers = [f"{WORKER}-{number}" for number in numbers]
-    return servers + [name for name in workers if find_service(run_dir / SERVICES / name) is None]
+    return servers + [name for name in workers if find_service(run_dir, name) is None]
 
 
 def openai_url(run_dir: Path) -> str | None:
     """Base URL of the OpenAI API of a run folder; None if none runs."""
-    front_end, gateway = (find_service(run_dir / SERVICES / name) for name in (FRONT_END, GATEWAY))
+    front_end, gateway = (find_service(run_dir, name) for name in (FRONT_END, GATEWAY))
     if front_end is None:
         return None
     host, port = front_end.host, front_end.ports["http"]

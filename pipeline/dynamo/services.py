@@ -19,7 +19,7 @@ from pipeline.errors import ServerError
 from pipeline.server.discovery import ETCD_LEASE_TTL, FILE_KV, has_other_machines, needed_urls
 from pipeline.server.ports import LOOPBACK, free_port
 from pipeline.server.service import Service
-from pipeline.server.state import SERVICES, ServerState, reachable
+from pipeline.server.state import ServerState, reachable, service_dir
 from pipeline.server.watch import answers
 
 FRONT_END, WORKER = "front-end", "worker"
@@ -74,7 +74,7 @@ def worker_service(
     the order of their numbers. card_dir: see `write_card`."""
     profile, index = resolved.profile, number - 1
     states = [*states[index:], *states[:index]]  # the worker's own server first
-    entries = run_dir / SERVICES / f"{WORKER}-{number}" / ENTRIES
+    entries = service_dir(run_dir, f"{WORKER}-{number}") / ENTRIES
     entries.parent.mkdir(parents=True, exist_ok=True)
     spec = WorkerSpec(
         triton_urls=tuple(state.triton.grpc for state in states),

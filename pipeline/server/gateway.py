@@ -18,7 +18,7 @@ from pipeline.server.companions import changing_state
 from pipeline.server.discovery import listed_s
 from pipeline.server.ports import LOOPBACK, OpenAIPorts
 from pipeline.server.service import Service
-from pipeline.server.state import GATEWAY, SERVICES, ServerState, reachable, service_state_path
+from pipeline.server.state import GATEWAY, ServerState, gateway_state_path, reachable, service_dir
 from pipeline.server.watch import answers
 
 SPEC = "gateway.json"
@@ -87,12 +87,26 @@ def deployment_spec(
 
 def set_replicas(run_dir: Path, replicas: Sequence[ServerState]) -> None:
     """Put all Triton servers of a fleet behind its running gateway, which then ends with the last one."""
-    path = spec_path(run_dir)
-    spec = GatewaySpec.model_validate_json(path.read_bytes())
-    deployment = spec.deployment.model_copy(update={"tritons": tuple(replica.triton for replica in replicas)})
-    write_whole(path, spec.model_copy(update={"deployment": deployment}).model_dump_json(), private=True)
-    with changing_state(service_state_path(run_dir, GATEWAY)) as state:
-        state["ends_with"] = [replica.server_id for replica in replicas]
+    tritons = tuple(replica.triton for replica in replicas)
+    set_deployment(run_dir, read_spec(run_dir).deployment.model_copy(update={"tritons": tritons}))
+    end_gateway_with(run_dir, [replica.server_id for replica in replicas])
+
+
+def read_spec(run_dir: Path) -> GatewaySpec:
+    """Spec of the gateway of a run folder."""
+    return GatewaySpec.model_validate_json(spec_path(run_dir).read_bytes())
+
+
+def set_deployment(run_dir: Path, deployment: DeploymentSpec) -> None:
+    """Put other servers behind the running gateway, which sees the new spec soon."""
+    spec = read_spec(run_dir).model_copy(update={"deployment": deployment})
+    write_whole(spec_path(run_dir), spec.model_dump_json(), private=True)
+
+
+def end_gateway_with(run_dir: Path, server_ids: Sequence[str]) -> None:
+    """Let the running gateway end with the last of these servers."""
+    with changing_state(gateway_state_path(run_dir)) as state:
+        state["ends_with"] = list(server_ids)
 
 
 def triton_spec(triton: Listening) -> TritonSpec:
@@ -104,4 +118,4 @@ def triton_spec(triton: Listening) -> TritonSpec:
 
 def spec_path(run_dir: Path) -> Path:
     """Path of the gateway's spec in a run folder."""
-    return run_dir / SERVICES / GATEWAY / SPEC
+    return service_dir(run_dir, GATEWAY) / SPEC

@@ -29,15 +29,14 @@ from pipeline.server.processes import MARK, marked_processes
 from pipeline.server.service import RunningService, find_service, start_service, stop_service
 from pipeline.server.state import (
     GATEWAY,
-    SERVICES,
     STATE,
     ServerState,
     end_guards,
     find_own,
+    gateway_state_path,
     has_gateway,
     is_ready,
     require_none,
-    service_state_path,
     sweep,
 )
 from pipeline.triton_models import drain_lock, handover
@@ -170,7 +169,7 @@ def stop_server(*run_dirs: Path, drain: bool = False) -> ServerState | None:
 
 def _stop_orphan(run_dir: Path) -> None:
     """Stop the gateway of a server that was killed."""
-    gateway = find_service(run_dir / SERVICES / GATEWAY)
+    gateway = find_service(run_dir, GATEWAY)
     if gateway is not None and not any(map(marked_processes, gateway.ends_with)):
         stop_service(run_dir, GATEWAY)
 
@@ -208,7 +207,7 @@ def _begin(
         owner=owner(),
         url="" if command.clean_up else f"http://{triton.http}",  # not all processes in a container are visible
         max_restarts=server.max_restarts,
-        companions=[str(service_state_path(fleet_dir, GATEWAY))],
+        companions=[str(gateway_state_path(fleet_dir))],
     )
     try:
         guard = start_guard(spec)

@@ -21,7 +21,16 @@ from pipeline.files import log_tail, write_whole
 from pipeline.server.guard import READY_FILE, GuardSpec, release_guard, start_guard, stop_guard
 from pipeline.server.log import LOG, keep_previous, was_stopped
 from pipeline.server.processes import MARK
-from pipeline.server.state import SERVICE_STATE, SERVICES, GuardedState, end_guards, end_leftovers, is_guard, read_state
+from pipeline.server.state import (
+    SERVICE_STATE,
+    SERVICES,
+    GuardedState,
+    end_guards,
+    end_leftovers,
+    is_guard,
+    read_state,
+    service_dir,
+)
 
 _POLL_S = 0.05
 
@@ -98,9 +107,9 @@ def start_service(service: Service, run_dir: Path, *, ends_with: tuple[str, ...]
     run_dir: run folder of its server. ends_with: ids of servers; the service ends with the last one. Raises ServerError
     if a service with that name already runs.
     """
-    folder = run_dir / SERVICES / service.name
+    folder = service_dir(run_dir, service.name)
     folder.mkdir(parents=True, exist_ok=True)
-    if find_service(folder) is not None:
+    if find_service(run_dir, service.name) is not None:
         raise ServerError(f"The service {service.name} already runs from {folder}. Stop it with `lookahead stop`.")
     keep_previous(folder)
     server_id = f"la{secrets.token_hex(6)}"
@@ -163,9 +172,9 @@ def wait_until_ready(services: Iterable[RunningService], note: Note = lambda tex
         running.mark_ready()
 
 
-def find_service(folder: Path) -> ServiceState | None:
-    """State of the service that runs from a folder; None if none runs. Removes leftovers of a killed service."""
-    path = folder / SERVICE_STATE
+def find_service(run_dir: Path, name: str) -> ServiceState | None:
+    """State of a service of a run folder; None if it does not run. Removes leftovers of a killed service."""
+    path = service_dir(run_dir, name) / SERVICE_STATE
     state = read_state(path, ServiceState)
     if state is None or is_guard(state.guard_pid, state.server_id):
         return state
@@ -175,16 +184,15 @@ def find_service(folder: Path) -> ServiceState | None:
 
 def find_services(run_dir: Path) -> list[ServiceState]:
     """States of the running services of a run folder, sorted by name."""
-    folders = sorted((run_dir / SERVICES).glob("*"))
-    return [state for folder in folders if (state := find_service(folder)) is not None]
+    names = sorted(folder.name for folder in (run_dir / SERVICES).glob("*"))
+    return [state for name in names if (state := find_service(run_dir, name)) is not None]
 
 
 def stop_service(run_dir: Path, *names: str, drain: bool = False) -> ServiceState | None:
     """Stop services at the same time and wait for their end. Returns the state of one; None if none ran. drain: let
     them finish their requests first, for up to DRAIN_SECONDS instead of STOP_SECONDS."""
-    folders = [run_dir / SERVICES / name for name in names]
-    states = {folder: state for folder in folders if (state := find_service(folder)) is not None}
+    states = {name: state for name in names if (state := find_service(run_dir, name)) is not None}
     end_guards({state.guard_pid: drain for state in states.values()})
-    for folder, state in states.items():
-        end_leftovers(state.server_id, (), folder / SERVICE_STATE)
+    for name, state in states.items():
+        end_leftovers(state.server_id, (), service_dir(run_dir, name) / SERVICE_STATE)
     return next(iter(states.values()), None)

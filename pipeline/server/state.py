@@ -69,8 +69,13 @@ def reachable(host: str) -> str:
     return LOOPBACK if host == "0.0.0.0" else host
 
 
-def service_state_path(run_dir: Path, name: str) -> Path:
-    return run_dir / SERVICES / name / SERVICE_STATE
+def service_dir(run_dir: Path, name: str) -> Path:
+    """Folder of a service beside the server of a run folder."""
+    return run_dir / SERVICES / name
+
+
+def gateway_state_path(run_dir: Path) -> Path:
+    return service_dir(run_dir, GATEWAY) / SERVICE_STATE
 
 
 def require_none(run_dir: Path) -> None:
@@ -95,7 +100,7 @@ def find_server(run_dir: Path) -> ServerState | None:
     """State of the first running server of a run folder; None if none runs. It has the gateway's address, also if the
     first server of a fleet does not run."""
     state = next(iter(find_replicas(run_dir).values()), None)
-    gateway = load_state(service_state_path(run_dir, GATEWAY))
+    gateway = load_state(gateway_state_path(run_dir))
     if state is None or state.gateway_id or not gateway:
         return state
     ports = {f"{name}_port": gateway["ports"][name] for name in ("http", "grpc", "metrics")}
@@ -170,7 +175,7 @@ def is_guard(pid: int, server_id: str) -> bool:
 def has_gateway(state: ServerState, run_dir: Path) -> bool:
     """Whether a server's gateway ends with it. After a switch, the gateway belongs to the new server, and in a fleet to
     all servers that run."""
-    gateway = load_state(service_state_path(run_dir, GATEWAY))
+    gateway = load_state(gateway_state_path(run_dir))
     others = [each for each in gateway.get("ends_with", ()) if each != state.server_id]
     return bool(state.gateway_id) and not any(map(marked_processes, others))
 
@@ -179,7 +184,7 @@ def sweep(state: ServerState, run_dir: Path) -> None:
     """Kill the remaining processes of a server; remove its shared memory, its container and its state file."""
     end_leftovers(state.server_id, state.clean_up, run_dir / STATE)
     if has_gateway(state, run_dir):
-        end_leftovers(state.gateway_id, (), service_state_path(run_dir, GATEWAY))
+        end_leftovers(state.gateway_id, (), gateway_state_path(run_dir))
 
 
 def end_leftovers(server_id: str, clean_up: Sequence[str], state_path: Path) -> None:

@@ -16,7 +16,7 @@ from pipeline.server.gateway import spec_path
 from pipeline.server.run_folders import serving_dir
 from pipeline.server.service import ServiceState
 from pipeline.server.startup import PreparedServer
-from pipeline.server.state import GATEWAY, STATE, service_state_path
+from pipeline.server.state import GATEWAY, STATE, gateway_state_path
 from tests.server_states import STATE as OLD
 from tests.server_states import state_of
 from tests.unit.dynamo.test_fleet import config
@@ -36,7 +36,7 @@ def new_dir(tmp_path: Path) -> Path:
     gateway = ServiceState(
         name=GATEWAY, server_id="la3", guard_pid=1, host="127.0.0.1", ports={}, started=0.0, ends_with=("la1",)
     )
-    write_whole(service_state_path(folder, GATEWAY), gateway.model_dump_json())
+    write_whole(gateway_state_path(folder), gateway.model_dump_json())
     return folder
 
 
@@ -51,7 +51,7 @@ def hand_over(new_dir: Path) -> None:
 
 def seen(new_dir: Path) -> tuple[str, tuple[str, ...], Path]:
     """Where the gateway is to send requests, the servers with which it ends, and the folder that serves."""
-    gateway = ServiceState.model_validate_json(service_state_path(new_dir, GATEWAY).read_bytes())
+    gateway = ServiceState.model_validate_json(gateway_state_path(new_dir).read_bytes())
     spec = GatewaySpec.model_validate_json(spec_path(new_dir).read_bytes())
     return spec.deployment.tritons[0].http, gateway.ends_with, serving_dir(new_dir.parent)
 

@@ -15,7 +15,7 @@ import pytest
 from pipeline.server import state as server_state
 from pipeline.server.companions import changing_state, end_companion, load_state
 from pipeline.server.processes import MARK
-from pipeline.server.state import GATEWAY, STATE, ServerState, find_server, has_gateway, replica_dir, service_state_path
+from pipeline.server.state import STATE, ServerState, find_server, gateway_state_path, has_gateway, replica_dir
 from tests import server_states
 from tests.patience import PATIENCE_S
 from tests.servers import processes_of
@@ -34,7 +34,7 @@ def marked() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
 
 @pytest.fixture
 def state_path(tmp_path: Path) -> Path:
-    path = service_state_path(tmp_path, GATEWAY)
+    path = gateway_state_path(tmp_path)
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"server_id": "la-gateway", "ends_with": ["la-one", "la-two"]}))
     return path
