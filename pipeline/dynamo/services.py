@@ -102,12 +102,12 @@ def worker_service(
     }
     url = _health_url(host, ports)
     return Service(
-        f"{WORKER}-{number}",
-        [sys.executable, "-m", "pipeline.dynamo.engine", spec.model_dump_json()],
-        environment,
-        ports,
-        lambda: answers(url),
-        host,
+        name=f"{WORKER}-{number}",
+        argv=[sys.executable, "-m", "pipeline.dynamo.engine", spec.model_dump_json()],
+        environment=environment,
+        ports=ports,
+        is_ready=lambda: answers(url),
+        host=host,
         startup_timeout_s=_STARTUP_S + profile.server.startup_timeout_s,
         max_restarts=profile.server.max_restarts,
         # Entries to delete after a kill. Dynamo itself would list a killed worker for ten more seconds.
@@ -140,7 +140,13 @@ def front_end_service(
     worker_urls = [_health_url(worker.host, worker.ports) for worker in workers]
     etcd = needed_urls(resolved.profile.server)
     return Service(
-        *(FRONT_END, argv, environment, {"http": port}, lambda: lists_model(url, model), host, _STARTUP_S),
+        name=FRONT_END,
+        argv=argv,
+        environment=environment,
+        ports={"http": port},
+        is_ready=lambda: lists_model(url, model),
+        host=host,
+        startup_timeout_s=_STARTUP_S,
         max_restarts=resolved.profile.server.max_restarts,
         watched_url=f"{url}/{model}",
         watched_needs=[group for group in (worker_urls, etcd) if group],

@@ -215,13 +215,19 @@ class HttpGateway:
             renderer = UpstreamRequest(deployment.http, "POST", model, b"", JSON, _SHORT_S, answer.request_id)
         requests = [
             FrontEndRequest(
-                *([_openai(deployment)], "POST", request.url.path, sent, headers, timeout_s, own_id),
+                targets=[_openai(deployment)],
+                method="POST",
+                path=request.url.path,
+                body=choice,
+                headers=headers,
+                timeout_s=timeout_s,
+                request_id=own_id,
                 is_served=checked.model == deployment.spec.model,
                 renderer=renderer,
                 is_whole=checked.is_whole,
                 listed_s=deployment.spec.listed_s,
             )
-            for sent, own_id in zip(checked.bodies, ids, strict=True)
+            for choice, own_id in zip(checked.bodies, ids, strict=True)
         ]
         num_choices, max_seq_len = len(requests) * checked.num_prompts, deployment.spec.max_seq_len
         num_bytes = len(body) // checked.num_prompts

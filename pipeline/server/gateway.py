@@ -59,7 +59,12 @@ def gateway_service(
     ports = public._asdict() | ({} if openai is None else {OPENAI: openai.public})
     argv = [sys.executable, "-m", "pipeline.gateway", str(path)]
     return Service(
-        *(GATEWAY, argv, environment, ports, lambda: answers(f"{url}/v2/health/live"), server.host),
+        name=GATEWAY,
+        argv=argv,
+        environment=environment,
+        ports=ports,
+        is_ready=lambda: answers(f"{url}/v2/health/live"),
+        host=server.host,
         max_restarts=server.max_restarts,
         watched_url=f"{url}/openapi.json",  # the gateway answers by itself, also while Triton hangs
     )
