@@ -179,6 +179,9 @@ def _environment(
     # At its default level Dynamo logs each request.
     result.setdefault("DYN_LOG", "warn")
     result[NUM_THREADS] = "1"
+    # Dynamo keeps the files of model cards in ~/.cache. A service of the system may have no home folder.
+    if not os.access(environment.get("HOME", ""), os.W_OK):
+        result["HOME"] = str(run_dir)
     # Prevents a temporary file with SGLang's log settings per process.
     result["DYN_SKIP_SGLANG_LOG_FORMATTING"] = "true"
     if server.json_logs:

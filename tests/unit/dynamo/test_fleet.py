@@ -56,6 +56,18 @@ def test_processes_of_one_machine_find_each_other_in_its_run_folder(tmp_path, mo
     assert "DYN_TCP_RPC_HOST" not in shared
 
 
+@pytest.mark.parametrize("home", [None, "/nonexistent"])
+def test_without_a_home_folder_dynamo_writes_to_the_run_folder(home, tmp_path, monkeypatch):
+    """It keeps files of model cards in ~/.cache, and the front end never listed the model if it could not."""
+    if home is None:
+        monkeypatch.delenv("HOME", raising=False)
+    else:
+        monkeypatch.setenv("HOME", home)
+    assert front_end_service(config(), tmp_path, "127.0.0.1", 8080).environment["HOME"] == str(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / ".."))
+    assert front_end_service(config(), tmp_path, "127.0.0.1", 8080).environment["HOME"] == str(tmp_path / "..")
+
+
 def test_a_fleet_over_etcd_listens_at_the_address_of_its_machine(tmp_path, monkeypatch):
     monkeypatch.delenv(RPC_HOST, raising=False)
     environment = front_end_service(config("server.discovery=etcd"), tmp_path, "127.0.0.1", 8080).environment
