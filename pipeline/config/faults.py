@@ -70,10 +70,11 @@ def dotted(path: KeyPath) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion with a leading space: a word that begins with this one, or else a similar one; empty without any."""
+    """A suggestion with a leading space: a word that begins with this one, or else a similar one; empty without any.
+    Words of three letters are similar to too many: 'gpu' to 'cpu'."""
     words = list(known)
     longer = [each for each in words if len(word) > 2 and each.startswith(word)]
-    close = longer or difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    close = longer or (difflib.get_close_matches(word, words, n=1, cutoff=0.6) if len(word) > 3 else [])
     return f" Did you mean '{close[0]}'?" if close else ""
 
 

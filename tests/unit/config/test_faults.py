@@ -92,3 +92,9 @@ def test_any_overrides_resolve_or_every_fault_is_reported(overrides: list[tuple[
 )
 def test_faults_of_overrides_name_the_override_and_the_whole_key(override: str, expected: str) -> None:
     assert expected in faults_of(override)
+
+
+def test_a_short_word_gets_no_suggestion_because_it_is_similar_to_wrong_ones() -> None:
+    text = faults_of("device=gpu")
+    assert "found 'gpu'; should be 'auto', 'cpu' or 'cuda'." in text
+    assert "Did you mean" not in text
