@@ -7,7 +7,7 @@ A server that needs etcd is not restarted before etcd answers.
 
 After each end of the server, the guard kills the remaining processes and removes shared memory and container. After the
 last end it removes the state file and writes the reason to the log. If the guard is killed, the kernel ends the server.
-The guard imports the standard library only, so it starts fast and needs little memory.
+The guard imports few modules, of the standard library only, so it starts fast and needs little memory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from pipeline.server.companions import changing_state, end_companion, kill_marked, load_state
 from pipeline.server.leftovers import remove_leftovers, run_clean_up
@@ -52,8 +51,7 @@ _WATCH_SECONDS = 1.0
 _CRIPPLED_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class GuardSpec:
+class GuardSpec(NamedTuple):
     """Command to run, and resources to remove afterwards.
 
     folder: of the log, of the state file state_name, and of READY_FILE. server_id: value of MARK, and prefix of the
@@ -71,7 +69,7 @@ class GuardSpec:
     state_name: str
     server_id: str
     clean_up: Sequence[str] = ()
-    links: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = {}
     owner: tuple[int, int] | None = None
     url: str = ""
     hang_seconds: float = HANG_SECONDS
@@ -92,9 +90,9 @@ def start_guard(spec: GuardSpec) -> subprocess.Popen[bytes]:
     """Start a guard, which ends with this process unless `release_guard` is called."""
     path = Path(spec.folder, _SPEC)
     path.touch(mode=0o600)  # it holds the environment
-    path.write_text(json.dumps(asdict(spec)), encoding="utf-8")
+    path.write_text(json.dumps(spec._asdict()), encoding="utf-8")
     return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.server.guard", str(path)],
+        [sys.executable, "-S", "-m", "pipeline.server.guard", str(path)],
         cwd=_CODE,
         env=spec.environment | {"PYTHONPATH": str(_CODE)},
         stdin=subprocess.PIPE,
@@ -210,8 +208,7 @@ def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
     remove_environments()
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
+class _End(NamedTuple):
     """reason: why the server should end; empty if it has ended by itself. wanted: whether an end was requested.
     patience: time limit of the end, in seconds. restart: whether to start the server again."""
 

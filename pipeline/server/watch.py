@@ -3,12 +3,11 @@ it."""
 
 from __future__ import annotations
 
-import http.client
 import math
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from pipeline.server.processes import is_suspended, marked_processes, model_processes, work_of
@@ -19,6 +18,7 @@ _IDLE_WORK = 0.5
 # within seconds, also during a pass that takes longer.
 _LIVE_PERIOD_S, _LIVE_LIMIT_S = 5.0, 30.0
 _ANSWER_LIMIT_S = 2.0
+_MAX_STATUS_LINE = 1000
 # Time limit for a service that was started again to answer.
 _START_LIMIT_S = 120.0
 
@@ -153,10 +153,15 @@ def connect(url: str, timeout_s: float) -> None:
 
 def status_of(url: str, body: bytes | None = None) -> int | None:
     """Send a GET, or a POST if there is a body. Returns the HTTP status; None without a response. Uses no proxy, and
-    not urllib.request, which takes longer to import."""
-    with suppress(OSError, http.client.HTTPException, ValueError):
-        _, address, path, _, _ = urlsplit(url)
-        with closing(http.client.HTTPConnection(address, timeout=_ANSWER_LIMIT_S)) as connection:
-            connection.request("GET" if body is None else "POST", path, body)
-            return connection.getresponse().status
+    not http.client, whose import takes half as long as all other imports of a guard."""
+    content = body or b""
+    with suppress(OSError, ValueError):
+        parts = urlsplit(url)
+        head = f"{'GET' if body is None else 'POST'} {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+        head += f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+        address = parts.hostname, parts.port or 80
+        with socket.create_connection(address, _ANSWER_LIMIT_S) as connection, connection.makefile("rb") as response:
+            connection.sendall(head.encode() + content)
+            version, status, *_ = response.readline(_MAX_STATUS_LINE).split()
+            return int(status) if version.startswith(b"HTTP/") else None
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -255,13 +254,6 @@ def test_each_status_of_a_service_without_needs_is_right(monkeypatch):
 def test_a_service_has_time_to_start(monkeypatch):
     assert FakeService(monkeypatch, NEEDS).fails_after(None) in range(114, 127)
     assert not ServiceWatch("", []).fails()
-
-
-def test_a_server_with_certificates_answers_if_its_port_is_open():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"https://127.0.0.1:{listener.getsockname()[1]}/health"
-        assert module.answers(url)
-    assert not module.answers(url)
 
 
 def test_entries_in_discovery_are_removed_from_a_folder_and_from_etcd(tmp_path):
