@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import pickle
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,9 @@ from pipeline.config.places import Places
 from pipeline.config.yaml_text import parse_yaml
 from tests.logs import Logs
 from tests.own_places import own_places
+
+# A shell makes what it starts in the background ignore SIGINT. The tests of Ctrl-C would not end there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples take longer on a busy machine. `--hypothesis-profile=thorough` runs many more where a test names no number.
 hypothesis.settings.register_profile("lookahead", deadline=None, max_examples=60)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -128,15 +127,7 @@ def foreground(where: Places) -> Iterator[tuple[subprocess.Popen[str], ServerSta
     environment = os.environ | {"LOOKAHEAD_ENGINES": str(where.engines), "LOOKAHEAD_CACHE": str(where.cache)}
     command = [sys.executable, "-m", "pipeline", "serve", "--model", "tiny-random-llama"]
     command += [part for override in (*TORCH, "drafting.planner=fixed") for part in ("--set", override)]
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        cwd=places().home,
-        stdout=subprocess.PIPE,
-        text=True,
-        # Where the tests run in the background of a shell, SIGINT is ignored by all that they start.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
+    process = subprocess.Popen(command, env=environment, cwd=places().home, stdout=subprocess.PIPE, text=True)
     folder = where.engines / ".run"
     try:
         assert process.stdout is not None

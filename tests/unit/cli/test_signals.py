@@ -24,7 +24,6 @@ class Noticed:
         os.kill(os.getpid(), {number})  # handled before this line ends
 
 leave_on_signals()
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
 {how}
 time.sleep(60)
 """
