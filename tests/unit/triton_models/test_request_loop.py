@@ -58,7 +58,10 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def loop() -> Any:
+def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
+    dropped: list[bool] = []  # a real search for garbage visits what all tests have imported
+    monkeypatch.setattr("pipeline.triton_models.request_loop.drop_requests", lambda: dropped.append(True))
+
     async def serve(incoming: IncomingRequest) -> None:
         kind = str(incoming.tensors["kind"].item())
         if kind == "endless":
@@ -69,9 +72,14 @@ def loop() -> Any:
             raise ZeroDivisionError("oh")
         incoming.client.answer({"text": np.asarray([kind])}, last=True)
 
+    async def end_all() -> None:
+        for task in list(loop._tasks):
+            loop._cancel(task)
+
     loop = RequestLoop(serve, CallResponses(), 2)
     yield loop
-    loop.close()
+    loop.close(end_all())
+    assert dropped
 
 
 def answer(request: Request) -> tuple[Any, bool]:
