@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,23 @@ def start(
         backend = backend_of("torch")
         make_command = backend.make_command(resolved, folder, places(), run_dir, None, lambda note: None)
     return start_server(resolved, folder, run_dir, make_command, **options)
+
+
+def in_killed_process(act: Callable[[], object]) -> int:
+    """Pid of a process that acts and then ends by SIGKILL. It is forked: to import what it needs takes longer than to
+    act."""
+    if not (pid := os.fork()):
+        try:
+            act()
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    return pid
+
+
+def assert_killed(pid: int) -> None:
+    """Wait for the end of a child process."""
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
 def assert_gone(server: RunningServer) -> None:

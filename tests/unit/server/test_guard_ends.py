@@ -10,11 +10,11 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from pipeline.config.places import places
 from pipeline.engine.command import Listening, StartCommand
 from pipeline.errors import ServerError
 from pipeline.server.guard import OWNER, STOP_SECONDS, GuardSpec
@@ -22,9 +22,8 @@ from pipeline.server.processes import model_processes, shm_files
 from pipeline.server.server import stop_server
 from pipeline.server.state import STATE, find_server, is_ready
 from pipeline.triton_models.handover import HANDOVER, RUNNING
-from tests.patience import PATIENCE_S
 from tests.servers import left_over, processes_of, wait_for, wait_for_guard
-from tests.unit.server.fake_server import FREE, assert_gone, slow_end, start, write
+from tests.unit.server.fake_server import FREE, assert_gone, assert_killed, in_killed_process, slow_end, start, write
 
 
 def tritonserver_of(server, fake):
@@ -191,18 +190,11 @@ def test_what_outlives_the_processes_is_removed_by_its_command(fake, tmp_path):
     assert_gone(server)
 
 
-def start_in_killed_process(tmp_path: Path, options: str = "") -> str:
-    """Start a server in a process that ends by SIGKILL. Returns the server's id. options: code of more arguments."""
-    script = (
-        "import os, pathlib, sys; from tests.unit.server.fake_server import start;"
-        f"server = start(pathlib.Path(sys.argv[1]){options}); print(server.state.server_id, flush=True);"
-        "os.kill(os.getpid(), 9)"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    done = subprocess.run(command, cwd=places().home, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S)
-    assert done.returncode == -signal.SIGKILL
-    assert done.stdout.strip()
-    return done.stdout.strip()
+def start_in_killed_process(tmp_path: Path, **options: Any) -> str:
+    """Start a server in a process that ends by SIGKILL. Returns the server's id."""
+    path = tmp_path / "id"
+    assert_killed(in_killed_process(lambda: path.write_text(start(tmp_path, **options).state.server_id)))
+    return path.read_text()
 
 
 def test_the_server_ends_with_the_process_that_started_it(fake, tmp_path):
@@ -213,7 +205,7 @@ def test_the_server_ends_with_the_process_that_started_it(fake, tmp_path):
 
 
 def test_a_detached_server_outlives_the_process_that_started_it(fake, tmp_path):
-    server_id = start_in_killed_process(tmp_path, ", detach=True")
+    server_id = start_in_killed_process(tmp_path, detach=True)
 
     wait_for_guard(server_id)
     stopped = stop_server(tmp_path / "run")
@@ -224,13 +216,12 @@ def test_a_detached_server_outlives_the_process_that_started_it(fake, tmp_path):
 
 def test_a_server_that_is_to_be_detached_ends_if_its_start_is_killed(fake, tmp_path):
     write(fake, "time.sleep(600)")  # it never gets ready
-    script = "from tests.unit.server.fake_server import *; start(Path(sys.argv[1]), detach=True)"
-    starter = subprocess.Popen([sys.executable, "-c", f"import sys; {script}", str(tmp_path)], cwd=places().home)
+    starter = in_killed_process(lambda: start(tmp_path, detach=True))
     state = wait_for(lambda: find_server(tmp_path / "run"))
     wait_for(lambda: [p for p in processes_of(state.server_id) if str(fake) in p.cmdline()])
 
-    starter.kill()
-    starter.wait()
+    os.kill(starter, signal.SIGKILL)
+    assert_killed(starter)
 
     wait_for(lambda: not left_over(state.server_id))
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pipeline.config.places import places
 from pipeline.config.schema import GatewayConfig
 from pipeline.errors import ServerError
 from pipeline.server.command import is_plain
@@ -23,9 +21,8 @@ from pipeline.server.processes import shm_files
 from pipeline.server.server import stop_server
 from pipeline.server.service import Service, find_services
 from pipeline.server.state import STATE, find_server, is_ready
-from tests.patience import PATIENCE_S
 from tests.servers import left_over, processes_of, wait_for
-from tests.unit.server.fake_server import FREE, assert_gone, slow_end, start, write
+from tests.unit.server.fake_server import FREE, assert_gone, assert_killed, in_killed_process, slow_end, start, write
 
 
 def command_lines() -> list[str]:
@@ -156,21 +153,14 @@ def test_a_gateway_whose_server_has_no_guard_does_not_run_on(fake, tmp_path, mon
     assert not [words for words in command_lines() if str(tmp_path) in words]
 
 
-def test_a_gateway_whose_start_is_killed_before_its_server_has_a_guard_does_not_run_on(fake, tmp_path):
-    script = """
-import os, pathlib, sys
-from pipeline.config.schema import GatewayConfig
-from pipeline.server import server
-from pipeline.server.service import Service
-from tests.unit.server.fake_server import FREE, start
-sleeper = Service("gateway", ["sleep", "600"], {"PATH": "/usr/bin:/bin"}, {}, lambda: True)
-server.gateway_service = lambda *arguments: sleeper
-server.start_guard = lambda spec: os.kill(os.getpid(), 9)
-start(pathlib.Path(sys.argv[1]), FREE.model_copy(update={"gateway": GatewayConfig()}), detach=True)
-"""
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=places().home, timeout=PATIENCE_S)
+def test_a_gateway_whose_start_is_killed_before_its_server_has_a_guard_does_not_run_on(fake, tmp_path, monkeypatch):
+    sleeper = Service("gateway", ["sleep", "600"], {"PATH": "/usr/bin:/bin"}, {}, lambda: True)
+    monkeypatch.setattr("pipeline.server.server.gateway_service", lambda *arguments: sleeper)
+    monkeypatch.setattr("pipeline.server.server.start_guard", lambda spec: os.kill(os.getpid(), signal.SIGKILL))
+    config = FREE.model_copy(update={"gateway": GatewayConfig()})
 
-    assert done.returncode == -signal.SIGKILL
+    assert_killed(in_killed_process(lambda: start(tmp_path, config, detach=True)))
+
     wait_for(lambda: not [words for words in command_lines() if str(tmp_path) in words])
 
 
