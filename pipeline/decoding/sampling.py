@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.decoding.grammar.masks import TokenMask
+from pipeline.decoding.noise import NOISE_RANGE, gumbel_noise
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RequestError
@@ -31,8 +32,6 @@ from pipeline.errors import RequestError
 # Scores are computed in float32, as the logits are.
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).tiny)
-# Noise lies between -2.9 and 16.7. So no token with a score this far below the best one is chosen.
-NOISE_RANGE = np.float32(20)
 
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
@@ -76,16 +75,6 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
 def is_finite(value: float) -> bool:
     """Whether a number is finite in float32, the type of logits."""
     return -LARGEST <= value <= LARGEST
-
-
-def gumbel_noise(seed: int, position: int, tokens: NDArray[np.int64]) -> FloatArray:
-    """[n] standard Gumbel noise of these tokens, at least one, in ascending order, at an absolute position (0 is the
-    prompt's first token)."""
-    bits = np.random.Philox(key=seed, counter=[0, position, 0, 0])
-    uniform = np.random.Generator(bits).random(int(tokens[-1]) + 1, dtype=np.float32)[tokens]
-    # random() may return exactly 0, whose logarithm is -inf.
-    noise: FloatArray = -np.log(-np.log(np.maximum(uniform, np.float32(2.0**-25))))
-    return noise
 
 
 def needs_logits(request: GenerationRequest) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.decoding.drafting.drafter import Drafter
+from pipeline.decoding.noise import NO_NOISE, NoiseKey
 from pipeline.decoding.request import FinishReason, GenerationRequest, StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, agreeing_path
@@ -83,10 +84,12 @@ class Session:
         max_seq_len: int,
         matcher: Matcher | None = None,
         skip_forced: bool = True,
+        knows_noise: bool = False,
     ) -> None:
         """names: the draft sources that take part. max_seq_len: limit of prompt, output and drafts together. matcher:
         the matcher of the request's guide, if this session applies it. skip_forced: emit tokens that the grammar forces
-        without a pass, and so without log probabilities; without draft sources every token takes a pass."""
+        without a pass, and so without log probabilities; without draft sources every token takes a pass. knows_noise:
+        whether the target chooses tokens as `sampling` does, so that drafts can follow its noise."""
         self.request = request
         self.budget = budget
         self.statistics = GenerationStatistics()
@@ -106,7 +109,10 @@ class Session:
         self._unlearned: list[tuple[int, DraftTree, StepOutcome, list[int]]] = []
         self._reported_seconds = 0.0
         if self._drafter is not None:
-            self._drafter.start(request.request_id, self.context, request.namespace, names)
+            noise = NO_NOISE
+            if knows_noise and not request.sampling.greedy:
+                noise = NoiseKey(np.uint64(request.sampling.seed), float(request.sampling.temperature))
+            self._drafter.start(request.request_id, self.context, request.namespace, names, noise)
 
     @property
     def context(self) -> IntArray:

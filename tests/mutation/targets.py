@@ -32,7 +32,7 @@ def _trie(module: str, *tests: str) -> Target:
 _DRAFTS = ("estimator", "learning", "recorded")
 _CONTENT = ("text_trie", "integrity", "random_operations", "merging")
 TARGETS = (
-    *map(_decoding, ("accept", "tree", "sampling", "lookahead", "pool", "split", "strategy")),
+    *map(_decoding, ("accept", "tree", "sampling", "lookahead", "noise", "pool", "split", "strategy")),
     *map(_drafting, ("growth", "calibration", "continuations", "reliability", "learned_state")),
     *map(_planning, ("planner", "cost", "balance", "cost_correction")),
     _drafting("mixing", "mixing", "drafter_recorded"),

@@ -22,8 +22,8 @@ from pipeline.bench.measure import MeasureOptions, make_request
 from pipeline.bench.report.report import Table
 from pipeline.bench.verify.logits import LOGITS, RecordingEngine, first_other_bits, rows_by_prompt
 from pipeline.config.schema import Dtype
+from pipeline.decoding.noise import gumbel_noise
 from pipeline.decoding.request import GenerationRequest, SamplingParams, as_token_ids
-from pipeline.decoding.sampling import gumbel_noise
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.engine.contract import Engine, VerifyItem
 from pipeline.engine.submission import Submission

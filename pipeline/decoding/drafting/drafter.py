@@ -23,6 +23,7 @@ from pipeline.decoding.drafting.learned_state import STATE, load_arrays, save_ar
 from pipeline.decoding.drafting.mixing import prior_weights
 from pipeline.decoding.drafting.proposals import joined_proposals, places_in, unsent_nodes
 from pipeline.decoding.drafting.reliability import Reliability
+from pipeline.decoding.noise import NO_NOISE, NoiseKey
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget, DraftSource
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, check_tree, depths, read_only
@@ -62,11 +63,13 @@ class LearningSource(DraftSource, Protocol):
 
 @dataclass(slots=True)
 class _Request:
-    """names: sources that take part. left_out: those that do not take part in the next proposal. tree, grown: the last
-    proposal, until its outcome is known. channels: for each of its nodes, the channel with the highest probability.
-    own_nodes: for each source index, the range of its nodes in `grown.places`."""
+    """names: sources that take part. noise: of the target's choices. left_out: those that do not take part in the
+    next proposal. tree, grown: the last proposal, until its outcome is known. channels: for each of its nodes, the
+    channel with the highest probability. own_nodes: for each source index, the range of its nodes in
+    `grown.places`."""
 
     names: frozenset[str]
+    noise: NoiseKey = NO_NOISE
     left_out: frozenset[str] = frozenset()
     tree: DraftTree = EMPTY_TREE
     grown: Grown | None = None
@@ -111,9 +114,17 @@ class Drafter:
         if failed:
             raise RuntimeError(f"draft sources failed: {', '.join(failed)}; see the log for the reason")
 
-    def start(self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str]) -> None:
-        """Register a request. names: the sources that take part; names without a source are ignored."""
-        self._requests[request_id] = _Request(names)
+    def start(
+        self,
+        request_id: str,
+        prompt_ids: IntArray,
+        namespace: str,
+        names: frozenset[str],
+        noise: NoiseKey = NO_NOISE,
+    ) -> None:
+        """Register a request. names: the sources that take part; names without a source are ignored. noise: with which
+        the target chooses its tokens, if that is known."""
+        self._requests[request_id] = _Request(names, noise)
         prompt_ids = read_only(prompt_ids)
         for source in self._taking_part(names):
             self._guarded(source, None, source.start, request_id, prompt_ids, namespace)
@@ -246,10 +257,9 @@ class Drafter:
         table, key, first_rows = NO_TABLE, np.uint64(0), NO_FIRST_ROWS
         if source is not None:
             table, key, first_rows = source.table, source.table_key(request_id), source.first_rows
-        table_channel, weights = len(self.sources), self._weights
-        grown = grow(
-            context, proposals, table, key, first_rows, table_channel, weights, budget.max_nodes, budget.max_depth
-        )
+        channel, weights, noise = len(self.sources), self._weights, self._requests[request_id].noise
+        nodes, depth = budget.max_nodes, budget.max_depth
+        grown = grow(context, proposals, table, key, first_rows, channel, weights, noise, nodes, depth)
         tokens = grown.token_ids
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
             raise ValueError(f"the table holds a token outside the vocabulary 0..{self._vocab_size - 1}")

@@ -17,6 +17,7 @@ from pipeline.decoding.compiled import compiled, inlined, int64, subkernel
 from pipeline.decoding.drafting.continuations import ContinuationTable, extend_key, last_tokens, slot_of
 from pipeline.decoding.drafting.first_rows import FirstRows
 from pipeline.decoding.drafting.mixing import OTHERS, learn, mixed_probability
+from pipeline.decoding.noise import NoiseKey, token_noise
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
 
 
@@ -40,8 +41,9 @@ class Grown(NamedTuple):
 
     token_ids, parents, probabilities: [n] nodes in the order of growth. channel_probs: [n, channels] each channel's
     probability of a node given its parent; 0 if the channel has no data after the parent, `OTHERS` if it lists only
-    other tokens there. num_orders: [n] number of orders with an entry after a node's parent. places: [total] index in
-    the tree of each proposed node, -1 if it was not taken. num_fixed: number of fixed nodes, which come first.
+    other tokens there. num_orders: [n] number of orders with an entry after a node's parent. noise: [n] see
+    `noise.token_noise`. places: [total] index in the tree of each proposed node, -1 if it was not taken. num_fixed:
+    number of fixed nodes, which come first.
     """
 
     token_ids: IntArray
@@ -49,6 +51,7 @@ class Grown(NamedTuple):
     probabilities: FloatArray
     channel_probs: FloatArray
     num_orders: IntArray
+    noise: FloatArray
     places: IntArray
     num_fixed: int
 
@@ -58,8 +61,8 @@ class _Nodes(NamedTuple):
     named.
 
     token, parent, depth: of a node. first_child, next_sibling: children as linked lists, -1 at the end.
-    path_probability: product of the mixed probabilities from the root. channel_probs, num_orders: see `Grown`. fixed:
-    see `Proposals`. rank: position in the grown tree, -1 if not taken. size: [1] number of nodes.
+    path_probability: product of the mixed probabilities from the root. channel_probs, num_orders, noise: see `Grown`.
+    fixed: see `Proposals`. rank: position in the grown tree, -1 if not taken. size: [1] number of nodes.
     """
 
     token: IntArray
@@ -70,6 +73,7 @@ class _Nodes(NamedTuple):
     path_probability: FloatArray
     channel_probs: FloatArray
     num_orders: IntArray
+    noise: FloatArray
     fixed: BoolArray
     rank: IntArray
     size: IntArray
@@ -81,7 +85,8 @@ def learn_from_step(weights: FloatArray, grown: Grown, verified: IntArray, accep
     where a grown node was not verified. accepted: [n] whether a grown node was accepted."""
     for node in range(len(grown.parents)):
         if verified[node] >= 0 and (grown.parents[node] < 0 or accepted[grown.parents[node]]):
-            learn(weights[grown.num_orders[node]], grown.channel_probs[node], accepted[node], rate)
+            own_weights = weights[grown.num_orders[node]]
+            learn(own_weights, grown.channel_probs[node], grown.noise[node], accepted[node], rate)
 
 
 @compiled
@@ -93,12 +98,13 @@ def grow(
     first_rows: FirstRows,
     table_channel: int,
     weights: FloatArray,
+    noise: NoiseKey,
     max_nodes: int,
     max_depth: int,
 ) -> Grown:
     """Grow the tree. context: [len] tokens up to the root. table_key: `namespace_key` of the request. table_channel:
     channel of the table's first order; the channel of the first rows follows that of the last order. weights:
-    [orders + 1, channels + 1, 3] see `mixed_probability`."""
+    [orders + 1, channels + 1, 3] see `mixed_probability`. noise: of the request."""
     orders, _, width = table.ids.shape
     room = 1 + len(proposals.token_ids) + (max_nodes + 1) * (orders * width + first_rows.ids.shape[1])
     nodes = _new_nodes(room, weights.shape[1] - 1)
@@ -118,6 +124,7 @@ def grow(
             known = last_tokens(nodes.token, nodes.parent, current, 0, context, last)
             num_orders = _name_continuations(nodes, current, table, table_key, table_channel, last[:known])
             _name_first_row(nodes, current, first_rows, table_channel + orders, last[:known])
+            _find_noise(nodes, current, noise, len(context))
             _rate_children(nodes, current, num_orders, weights[num_orders])
         if may_go_on:
             child = nodes.first_child[current]
@@ -155,6 +162,7 @@ def _new_nodes(room: int, num_channels: int) -> _Nodes:
         np.zeros(room, np.float32),
         np.zeros((room, num_channels), np.float32),
         np.zeros(room, np.int32),
+        np.zeros(room, np.float32),
         np.zeros(room, np.bool_),
         np.full(room, -1, np.int32),
         np.ones(1, np.int32),
@@ -225,6 +233,15 @@ def _child_of(nodes: _Nodes, above: int, token: int) -> int:
 
 
 @subkernel
+def _find_noise(nodes: _Nodes, above: int, key: NoiseKey, context_len: int) -> None:
+    """Set the noise of a node's children. context_len: position of the root's children."""
+    child = nodes.first_child[above]
+    while child >= 0:
+        nodes.noise[child] = token_noise(key, context_len + nodes.depth[above], nodes.token[child])
+        child = nodes.next_sibling[child]
+
+
+@subkernel
 def _rate_children(nodes: _Nodes, above: int, num_orders: int, weights: FloatArray) -> None:
     """Estimate the path probabilities of a node's children. num_orders: orders with an entry after the node. weights:
     see `mixed_probability`."""
@@ -244,7 +261,7 @@ def _rate_children(nodes: _Nodes, above: int, num_orders: int, weights: FloatArr
     child = first
     while child >= 0:
         nodes.num_orders[child] = num_orders
-        nodes.path_probability[child] = mixed_probability(nodes.channel_probs[child], weights)
+        nodes.path_probability[child] = mixed_probability(nodes.channel_probs[child], nodes.noise[child], weights)
         mass += nodes.path_probability[child]
         child = nodes.next_sibling[child]
     scale = nodes.path_probability[above] / max(mass, 1.0)
@@ -267,6 +284,7 @@ def _grown(nodes: _Nodes, taken: IntArray, merged: IntArray, num_fixed: int) -> 
         nodes.path_probability[taken],
         nodes.channel_probs[taken],
         nodes.num_orders[taken],
+        nodes.noise[taken],
         nodes.rank[merged],
         num_fixed,
     )

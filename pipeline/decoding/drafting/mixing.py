@@ -3,6 +3,9 @@ and rejected nodes (logistic mixing as in data compressors of the PAQ family):
 
     logit p = bias + sum over the channels that name the node of (weight * logit(their probability) + offset)
                    + sum over the channels that only name others in its place of (penalty)
+                   + weight * (temperature * noise of the token), for a sampled request
+
+The noise is known before the target's pass. Sampling adds it to the logits, so it decides between likely tokens.
 """
 
 from __future__ import annotations
@@ -27,10 +30,11 @@ def logit(probability: float) -> float:
 
 
 @compiled
-def mixed_probability(channel_probs: FloatArray, weights: FloatArray) -> float:
-    """The mixed probability of one node. channel_probs: [channels] see `growth.Grown`. weights: [channels + 1, 3]
-    weight, offset and penalty of each channel; the last row holds the bias."""
-    score = weights[-1, 0]
+def mixed_probability(channel_probs: FloatArray, noise: float, weights: FloatArray) -> float:
+    """The mixed probability of one node. channel_probs: [channels] see `growth.Grown`. noise: of its token, times the
+    temperature. weights: [channels + 1, 3] weight, offset and penalty of each channel; the last row holds the bias and
+    the weight of the noise."""
+    score = weights[-1, 0] + weights[-1, 1] * noise
     for channel in range(len(channel_probs)):
         if channel_probs[channel] > 0:
             score += weights[channel, 0] * logit(channel_probs[channel]) + weights[channel, 1]
@@ -40,10 +44,11 @@ def mixed_probability(channel_probs: FloatArray, weights: FloatArray) -> float:
 
 
 @compiled
-def learn(weights: FloatArray, channel_probs: FloatArray, was_accepted: bool, rate: float) -> None:
+def learn(weights: FloatArray, channel_probs: FloatArray, noise: float, was_accepted: bool, rate: float) -> None:
     """One step of gradient descent on the log loss of one node whose parent was accepted."""
-    error = (1.0 if was_accepted else 0.0) - mixed_probability(channel_probs, weights)
+    error = (1.0 if was_accepted else 0.0) - mixed_probability(channel_probs, noise, weights)
     weights[-1, 0] += rate * error
+    weights[-1, 1] += WEIGHT_RATE * rate * error * noise
     for channel in range(len(channel_probs)):
         if channel_probs[channel] > 0:
             weights[channel, 0] += WEIGHT_RATE * rate * error * logit(channel_probs[channel])
@@ -65,6 +70,8 @@ _ORDERS = (
     ((0.2, 0.35, -0.2), (0.3, 0.8, -0.65), (0.2, 0.85, -0.75)),
 )
 _FIRST = ((0.35, 1.75, -0.85), (0.5, 0.85, -0.8), (0.2, 0.35, -0.2), (0.25, 0.3, -0.55))
+# Weight of the noise. With exact estimates it would be 1.
+_NOISE = 0.85
 MAX_ORDERS = len(_ORDERS) - 1
 
 
@@ -78,5 +85,5 @@ def prior_weights(num_sources: int, num_orders: int) -> FloatArray:
         for order, values in enumerate(_ORDERS[known]):
             weights[known, num_sources + order] = values
         weights[known, num_sources + num_orders] = _FIRST[known]
-        weights[known, -1, 0] = _BIAS[known] if num_orders else 0.0
+        weights[known, -1] = _BIAS[known] if num_orders else 0.0, _NOISE, 0.0
     return weights

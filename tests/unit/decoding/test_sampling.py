@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.decoding.noise import gumbel_noise
 from pipeline.decoding.request import SamplingParams
-from pipeline.decoding.sampling import LARGEST, NOISE_RANGE, check_sampling, choose_token, gumbel_noise, needs_logits
+from pipeline.decoding.sampling import LARGEST, check_sampling, choose_token, needs_logits
 from pipeline.errors import RequestError
 from tests.fakes import VOCAB_SIZE, make_request, table_logits
 
@@ -36,19 +37,6 @@ def test_sampled_tokens_follow_the_softmax_of_the_logits() -> None:
     weights = np.exp(LOGITS / temperature)
     expected = draws * weights / weights.sum()
     assert ((counts - expected) ** 2 / expected).sum() < 23.5
-
-
-def test_noise_is_a_function_of_seed_and_position_alone() -> None:
-    np.testing.assert_array_equal(noise(3, 7, 100), noise(3, 7, 100))
-    assert not np.array_equal(noise(3, 7, 100), noise(3, 8, 100))
-    assert not np.array_equal(noise(3, 7, 100), noise(4, 7, 100))
-    assert np.isfinite(noise(2**64 - 1, 1 << 20, 50_000)).all()
-    np.testing.assert_array_equal(gumbel_noise(3, 7, np.asarray([2, 5, 40])), noise(3, 7, 100)[[2, 5, 40]])
-
-
-def test_noise_of_neighbouring_positions_is_uncorrelated() -> None:
-    correlation = np.corrcoef(noise(0, 1, 50_000), noise(0, 2, 50_000))[0, 1]
-    assert abs(correlation) < 0.02
 
 
 @pytest.mark.parametrize(
@@ -182,11 +170,6 @@ def test_a_token_exactly_at_min_p_stays() -> None:
     assert {chosen(logits=logits, temperature=1.0, min_p=1.0, seed=seed) for seed in range(40)} == {0, 1}
 
 
-def test_noise_is_the_same_in_every_version() -> None:
-    """Users keep seeds: a new release must give the old texts."""
-    assert noise(7, 1234, 3).tolist() == pytest.approx([-0.51527, -1.59096, 1.52408], abs=1e-5)
-
-
 def test_the_nucleus_ends_where_its_share_is_reached() -> None:
     logits = np.zeros(2, np.float32)
     assert {chosen(logits=logits, temperature=1.0, top_p=0.5, seed=seed) for seed in range(40)} == {0}
@@ -225,11 +208,3 @@ def chosen_by_definition(logits: np.ndarray, params: SamplingParams) -> int:
 def test_tokens_are_chosen_as_if_all_were_sorted(logits: np.ndarray, params: SamplingParams) -> None:
     request = make_request(CONTEXT.tolist(), sampling=params)
     assert choose_token(request, logits, CONTEXT) == chosen_by_definition(logits, params)
-
-
-def test_the_noise_keeps_its_range() -> None:
-    """Tokens beyond NOISE_RANGE are left out. The generator's floats are multiples of 2^-24 in 0 .. 1 - 2^-24."""
-    least, most = (-np.log(-np.log(np.float32(uniform))) for uniform in (2.0**-25, 1 - 2.0**-24))
-    assert most - least < NOISE_RANGE
-    bits = np.random.Generator(np.random.Philox(key=1)).random(100_000, dtype=np.float32) * 2**24
-    np.testing.assert_array_equal(bits, bits.round())

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.decoding.drafting.drafter import Drafter
-from pipeline.decoding.request import FinishReason, GenerationRequest, StepResult
+from pipeline.decoding.noise import NO_NOISE, NoiseKey
+from pipeline.decoding.request import FinishReason, GenerationRequest, SamplingParams, StepResult
 from pipeline.decoding.session import Session, StepOutcome, outcome_of_tokens
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain, depths, tree_from_lists
@@ -30,9 +31,13 @@ class Recorder:
     reported: list[tuple[list[int], int, list[int], list[int]]] = field(default_factory=list)
     last: StepResult | None = None
     num_stops: int = 0
+    noise: NoiseKey | None = None
 
-    def start(self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str]) -> None:
+    def start(
+        self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str], noise: NoiseKey
+    ) -> None:
         self.started.append((prompt_ids.tolist(), namespace, names))
+        self.noise = noise
 
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
         self.asked.append((context.tolist(), budget))
@@ -177,3 +182,20 @@ def test_what_will_be_emitted_is_part_of_the_context_to_come() -> None:
     session, _ = session_of(make_request([1, 2], 20))
     np.testing.assert_array_equal(session.context_with([3, 4]), [1, 2, 3, 4])
     np.testing.assert_array_equal(session.context_with([]), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "knows_noise", "expected"),
+    [
+        (SamplingParams(temperature=0.5, seed=2**64 - 1), True, NoiseKey(np.uint64(2**64 - 1), 0.5)),
+        (SamplingParams(temperature=1, top_k=1, seed=3), True, NO_NOISE),
+        (SamplingParams(temperature=0.5, seed=3), False, NO_NOISE),
+    ],
+    ids=["sampled", "greedy", "noise of another sampler"],
+)
+def test_drafts_follow_the_noise_of_a_target_that_samples_with_it(
+    sampling: SamplingParams, knows_noise: bool, expected: NoiseKey
+) -> None:
+    recorder, request = Recorder(), make_request([1], sampling=sampling)
+    Session(request, cast(Drafter, recorder), frozenset({"trie"}), BUDGET, 100, knows_noise=knows_noise)
+    assert recorder.noise == expected

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.decoding.noise import NoiseKey
 from pipeline.decoding.request import FinishReason, GenerationRequest, SamplingParams, StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import DraftTree, IntArray, chain, tree_from_lists
@@ -202,3 +203,12 @@ def test_short_prompts_do_not_hold_up_a_long_one() -> None:
 
 def test_lookup_table_is_deterministic() -> None:
     np.testing.assert_array_equal(table_logits([1, 2, 3]), table_logits([9, 1, 2, 3]))
+
+
+def test_drafts_of_a_sampled_request_follow_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, seen = make_scheduler(), []
+    start = scheduler.drafter.start
+    monkeypatch.setattr(scheduler.drafter, "start", lambda *given: (seen.append(given[-1]), start(*given)))
+    sampling = SamplingParams(temperature=0.5, seed=7)
+    scheduler.run([Submission(make_request([1, 2], 3, sampling=sampling), "trie")])
+    assert seen == [NoiseKey(np.uint64(7), 0.5)]

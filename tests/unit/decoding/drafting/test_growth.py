@@ -12,18 +12,24 @@ from pipeline.decoding.drafting.continuations import ContinuationTable, empty_ta
 from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.drafting.growth import Grown, Proposals, learn_from_step
 from pipeline.decoding.drafting.mixing import OTHERS, mixed_probability
+from pipeline.decoding.noise import NO_NOISE, NoiseKey, token_noise
+from pipeline.decoding.request import SamplingParams
+from pipeline.decoding.sampling import choose_token
 from pipeline.decoding.tree import DraftTree, check_tree, depths, read_only
+from tests.fakes import make_request
 
 NUM_CHANNELS = 5  # two proposing sources, two orders, the first rows
 TABLE_CHANNEL = 2
 KEY = namespace_key("")
 # Of tokens 0 and 1; the second row ends early.
 FIRST = FirstRows(np.asarray([[2, 1], [3, -1]], np.int32), np.asarray([[0.5, 0.2], [0.7, 0.0]], np.float32))
+SAMPLED = NoiseKey(np.uint64(5), 0.7)
 
 
-def grow(context: np.ndarray, *arguments: object) -> Grown:
+def grow(context: np.ndarray, *arguments: object, noise: NoiseKey = NO_NOISE) -> Grown:
     """Read-only, as in a drafter's call. A writable array would cause another compilation."""
-    return growth.grow(read_only(context), *arguments)  # type: ignore[arg-type]
+    *others, max_nodes, max_depth = arguments
+    return growth.grow(read_only(context), *others, noise, max_nodes, max_depth)  # type: ignore[arg-type]
 
 
 def prior_weights() -> np.ndarray:
@@ -80,7 +86,12 @@ def path_tokens(proposals: Proposals) -> list[tuple[int, ...]]:
 
 
 def rated(
-    context: list[int], path: tuple[int, ...], proposals: Proposals, table: ContinuationTable, weights: np.ndarray
+    context: list[int],
+    path: tuple[int, ...],
+    proposals: Proposals,
+    table: ContinuationTable,
+    weights: np.ndarray,
+    noise: NoiseKey,
 ) -> dict[int, float]:
     """Reference for the probabilities after a path: token -> probability given the path."""
     values: dict[int, list[float]] = {}
@@ -108,7 +119,8 @@ def rated(
     for token, entry in values.items():
         words = [OTHERS if names_one[i] and not word else word for i, word in enumerate(entry)]
         num_known = int(single.num_orders[0]) if len(single.num_orders) else 0
-        chances[token] = mixed_probability(np.asarray(words, np.float32), weights[num_known])
+        own_noise = token_noise(noise, len(context) + len(path), token)
+        chances[token] = mixed_probability(np.asarray(words, np.float32), own_noise, weights[num_known])
     mass = max(sum(chances.values()), 1.0)
     return {token: chance / mass for token, chance in chances.items()}
 
@@ -120,16 +132,21 @@ def rated(
     st.lists(st.integers(0, 3), min_size=1, max_size=4),
     st.integers(1, 12),
     st.integers(1, 5),
+    st.sampled_from([NO_NOISE, SAMPLED]),
 )
 def test_the_tree_is_the_best_first_one(
-    proposals: Proposals, table: ContinuationTable, context: list[int], max_nodes: int, max_depth: int
+    proposals: Proposals,
+    table: ContinuationTable,
+    context: list[int],
+    max_nodes: int,
+    max_depth: int,
+    noise: NoiseKey,
 ) -> None:
     weights = prior_weights()
     # As the drafter asks: fixed nodes always fit.
     max_nodes = max(max_nodes, int(proposals.fixed.sum()))
-    grown = grow(
-        np.asarray(context, np.int32), proposals, table, KEY, FIRST, TABLE_CHANNEL, weights, max_nodes, max_depth
-    )
+    rest = proposals, table, KEY, FIRST, TABLE_CHANNEL, weights, max_nodes, max_depth
+    grown = grow(np.asarray(context, np.int32), *rest, noise=noise)
     tree = DraftTree(grown.token_ids, grown.parents, grown.probabilities)
     check_tree(tree)
     paths: list[tuple[int, ...]] = []
@@ -147,7 +164,7 @@ def test_the_tree_is_the_best_first_one(
     chances = {(): 1.0}
     left_out = []
     for path in [(), *paths]:
-        for token, chance in rated(context, path, proposals, table, weights).items():
+        for token, chance in rated(context, path, proposals, table, weights, noise).items():
             child = (*path, token)
             chances[child] = chances[path] * chance
             if child not in paths and len(child) <= max_depth:
@@ -161,10 +178,29 @@ def test_the_tree_is_the_best_first_one(
         assert max(left_out) <= min(free) * (1 + 1e-3)
 
 
-def grown_once(table: ContinuationTable, weights: np.ndarray) -> Grown:
+def test_a_sampled_token_is_proposed_by_its_noise() -> None:
+    """Two tokens are as likely. The one with the larger noise is the target's choice, and comes first."""
+    table = empty_table(1, 64, 2)
+    store(table, KEY, np.asarray([1], np.int32), np.asarray([2, 3], np.int32), np.asarray([0.4, 0.4], np.float32))
+    weights, first = prior_weights(), []
+    weights[:, -1, 1] = 0.85
+    for seed in range(40):
+        noise = NoiseKey(np.uint64(seed), 1.0)
+        grown = grown_once(table, weights, noise)
+        likely = np.full(5, -10, np.float32)
+        likely[2:4] = 0
+        request = make_request([1], sampling=SamplingParams(temperature=1.0, seed=seed))
+        assert grown.token_ids[0] == choose_token(request, likely, np.asarray([1], np.int32))
+        first.append(int(grown.token_ids[0]))
+    assert set(first) == {2, 3}
+
+
+def grown_once(table: ContinuationTable, weights: np.ndarray, noise: NoiseKey = NO_NOISE) -> Grown:
     nothing = np.empty(0, np.int32)
     proposals = Proposals(nothing, nothing, np.empty(0, np.float32), nothing, np.empty(0, np.bool_))
-    return grow(np.asarray([1], np.int32), proposals, table, KEY, NO_FIRST_ROWS, TABLE_CHANNEL, weights, 2, 1)
+    return grow(
+        np.asarray([1], np.int32), proposals, table, KEY, NO_FIRST_ROWS, TABLE_CHANNEL, weights, 2, 1, noise=noise
+    )
 
 
 def test_weights_learn_how_often_each_candidate_is_right() -> None:
