@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.decoding.noise import gumbel_noise
@@ -176,7 +176,9 @@ def test_the_nucleus_ends_where_its_share_is_reached() -> None:
 
 
 def chosen_by_definition(logits: np.ndarray, params: SamplingParams) -> int:
-    """top-k, top-p and min-p over the whole vocabulary, sorted."""
+    """top-k, top-p and min-p over the whole vocabulary, sorted. With a top-k of 1 the first of the best tokens."""
+    if params.top_k == 1:
+        return int(logits.argmax())
     scores = (logits - logits.max()) / np.float32(params.temperature)
     if 0 < params.top_k < len(scores):
         scores[scores < np.sort(scores)[-params.top_k]] = -np.inf
@@ -204,6 +206,11 @@ def chosen_by_definition(logits: np.ndarray, params: SamplingParams) -> int:
         min_p=st.sampled_from([0.0, 0.05, 0.5]),
         seed=st.integers(0, 2**64 - 1),
     ),
+)
+@example(
+    # Two tokens have the best logit.
+    logits=np.random.default_rng(2).normal(0, 1.0, 500).round(1).astype(np.float32),
+    params=SamplingParams(temperature=1.0, top_k=1, seed=0),
 )
 def test_tokens_are_chosen_as_if_all_were_sorted(logits: np.ndarray, params: SamplingParams) -> None:
     request = make_request(CONTEXT.tolist(), sampling=params)
