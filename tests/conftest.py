@@ -52,8 +52,6 @@ def import_tests(config: pytest.Config, start: float) -> None:
     paths = [path for name in config.args for path in sorted(Path(name).absolute().rglob("test_*.py"))]
     first = round(start * len(paths))
     for path in (*paths[first:], *paths[:first]):
-        if config.hook.pytest_ignore_collect(collection_path=path, config=config):
-            continue
         with suppress(Exception, pytest.skip.Exception):
             importlib.import_module(".".join(path.relative_to(config.rootpath).with_suffix("").parts))
 
