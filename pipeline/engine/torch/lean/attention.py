@@ -151,9 +151,10 @@ def _attend_task(
     value = address_of(cache[tables.VALUES], layer, slot, head) + begin * LANES * entry
     _product(is_half, left, width, count, key, key_bytes, dim // of_step, num_blocks, weights, line_bytes, zeros)
     for row in range(first, last):
-        for query in range((row - first) * group, (row - first + 1) * group):
-            line = weights + query * line_bytes
-            _hide(line, num_blocks, row, begin, segment, window, rows)
+        own = weights + (row - first) * group * line_bytes
+        _hide(own, group, num_blocks, row, begin, segment, window, rows)
+        for query in range(group):
+            line = own + query * line_bytes
             exp_row(line, num_blocks, largest(line, num_blocks))
             if is_half:
                 round_swapped(line, line, num_blocks)
@@ -239,26 +240,33 @@ def _product(
 
 
 @kernel
-def _hide(line: int, num_blocks: int, row: int, begin: int, segment: Longs, window: int, rows: Longs) -> None:
-    """Set the scores of hidden places to -inf. line: address of the scores of one row, from place `begin` on."""
-    start, cached = segment[START], segment[CACHED]
+def _hide(
+    line: int, group: int, num_blocks: int, row: int, begin: int, segment: Longs, window: int, rows: Longs
+) -> None:
+    """Set the scores of hidden places to -inf. line: address of the scores of the first of a row's `group` queries,
+    from place `begin` on."""
+    start, cached, width = segment[START], segment[CACHED], LANES * num_blocks
     num_seen = cached + row + 1 - begin
     whole = num_seen // LANES
     if whole < num_blocks:
-        hide_end(line + 4 * LANES * whole, num_blocks - whole, num_seen % LANES)
-    scores = carray(float_pointer(line), LANES * num_blocks)
+        for query in range(group):
+            hide_end(line + 4 * (query * width + LANES * whole), num_blocks - whole, num_seen % LANES)
+    scores = carray(float_pointer(line), group * width)
     own = cached - begin
     last = row
     while last >= 0:
         above = rows[start + last, tables.ROW_ABOVE]
         for other in range(max(above + 1, -own), rows[start + last, tables.ROW_RUN]):
-            scores[own + other] = -np.inf
+            for place in range(own + other, group * width, width):
+                scores[place] = -np.inf
         last = above
     if window:
         oldest = rows[start + row, tables.ROW_POSITION] - window + 1
-        for place in range(begin, min(cached, oldest)):
-            scores[place - begin] = -np.inf
+        for hidden in range(min(cached, oldest) - begin):
+            for place in range(hidden, group * width, width):
+                scores[place] = -np.inf
         if oldest > cached:
             for other in range(max(0, -own), row):
                 if rows[start + other, tables.ROW_POSITION] < oldest:
-                    scores[own + other] = -np.inf
+                    for place in range(own + other, group * width, width):
+                        scores[place] = -np.inf
