@@ -140,7 +140,7 @@ class Tenants:
         if self.num_running + num_choices > self._max_concurrent_requests:
             raise Refusal(503, f"busy: {self.num_running} requests are being served; send it again", RETRY_AFTER_S)
         if tenant.bucket is not None:
-            wanted = min(num_output_tokens or max_seq_len, max_seq_len)
+            wanted = max_seq_len if num_output_tokens is None else min(num_output_tokens, max_seq_len)
             tenant.bucket.take(num_choices * (wanted + -(-num_prompt_bytes // 4)))
         tenant.num_running += num_choices
         self.num_running += num_choices

@@ -120,6 +120,14 @@ def test_without_max_tokens_a_request_counts_as_all_that_the_engine_holds():
         admit(tenants, tenant, 1)
 
 
+def test_a_request_for_no_tokens_counts_its_prompt_only():
+    tenants = tenants_of(api_key("a", max_tokens_per_minute=100))
+    tenant = tenants.of_key("a")
+
+    admit(tenants, tenant, 0, num_prompt_bytes=10)
+    admit(tenants, tenant, 97)
+
+
 def test_a_request_beyond_a_minutes_tokens_gets_no_retry_after():
     tenants = tenants_of(api_key("a", max_tokens_per_minute=50))
 
