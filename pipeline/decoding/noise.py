@@ -50,8 +50,6 @@ def gumbel_noise(seed: int, position: int, tokens: NDArray[np.int64]) -> FloatAr
 @compiled
 def token_noise(key: NoiseKey, position: int, token: int) -> float:
     """The noise of one token, times the temperature."""
-    if key.temperature == 0:
-        return 0.0
     words = _words(key.seed, position, token // _BLOCK)
     place = token % _BLOCK
     word = words[0] if place < 2 else words[1] if place < 4 else words[2] if place < 6 else words[3]

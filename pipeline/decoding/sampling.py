@@ -184,7 +184,8 @@ def _candidates(scores: FloatArray, params: SamplingParams) -> NDArray[np.int64]
         # Lighter tokens are not sorted. Together they have at most half of the share that top-p leaves out.
         lightest = (1.0 - params.top_p) * total / (2 * len(permitted))
         weights = np.exp(scores[tokens], dtype=np.float64)
-        tokens, weights = tokens[weights >= lightest], weights[weights >= lightest]
+        heavy = weights >= lightest
+        tokens, weights = tokens[heavy], weights[heavy]
         # Sorted by score, because at a huge temperature all weights are equal.
         order = np.argsort(-scores[tokens], kind="stable")
         before = np.cumsum(weights[order]) - weights[order]

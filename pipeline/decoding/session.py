@@ -84,12 +84,12 @@ class Session:
         max_seq_len: int,
         matcher: Matcher | None = None,
         skip_forced: bool = True,
-        knows_noise: bool = False,
+        keyed_noise: bool = False,
     ) -> None:
         """names: the draft sources that take part. max_seq_len: limit of prompt, output and drafts together. matcher:
         the matcher of the request's guide, if this session applies it. skip_forced: emit tokens that the grammar forces
-        without a pass, and so without log probabilities; without draft sources every token takes a pass. knows_noise:
-        whether the target chooses tokens as `sampling` does, so that drafts can follow its noise."""
+        without a pass, and so without log probabilities; without draft sources every token takes a pass. keyed_noise:
+        whether the target's noise depends on seed and position as in `sampling`, so that drafts can follow it."""
         self.request = request
         self.budget = budget
         self.statistics = GenerationStatistics()
@@ -110,7 +110,7 @@ class Session:
         self._reported_seconds = 0.0
         if self._drafter is not None:
             noise = NO_NOISE
-            if knows_noise and not request.sampling.greedy:
+            if keyed_noise and not request.sampling.greedy:
                 noise = NoiseKey(np.uint64(request.sampling.seed), float(request.sampling.temperature))
             self._drafter.start(request.request_id, self.context, request.namespace, names, noise)
 

@@ -92,7 +92,7 @@ def start_request(entry: Waiting, engine: Engine, drafter: Drafter, default_budg
         sequence = engine.open(request.prompt_ids, reuse=submission.reuse and not submission.wanted.of_prompt)
         stack.callback(engine.release, sequence)
         skip_forced = not submission.wanted.of_output
-        session = Session(request, drafter, names, budget, limits.max_seq_len, matcher, skip_forced, knows_noise=True)
+        session = Session(request, drafter, names, budget, limits.max_seq_len, matcher, skip_forced, keyed_noise=True)
         stack.callback(session.close)
         session.statistics.num_reused_tokens = sequence.num_reused_tokens
         if supplied is not None:

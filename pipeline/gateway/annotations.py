@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard, TypeVar
 
 from pipeline.errors import RequestError
+
+T = TypeVar("T")
 
 STRATEGY = "strategy"
 PREDICTION = "prediction"
@@ -86,30 +88,35 @@ def logit_bias_option(options: Mapping[str, str]) -> dict[int, float]:
 
 def stop_words_option(options: Mapping[str, str]) -> list[str]:
     """Stop words. Raises RequestError if they are not a JSON list of texts."""
-    text = options.get(STOP_WORDS, "[]")
-    try:
-        words = json.loads(text)
-    except (ValueError, RecursionError):
-        words = None
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise RequestError(f"the annotation {STOP_WORDS} must be a JSON list of texts, not {text[:80]!r}")
-    return words
+    return _list_option(options, STOP_WORDS, _is_text_list, "texts")
 
 
 def stop_tokens_option(options: Mapping[str, str]) -> frozenset[int]:
     """Tokens that end the output. Raises RequestError if they are not a JSON list of whole numbers."""
-    text = options.get(STOP_TOKENS, "[]")
-    try:
-        tokens = json.loads(text)
-    except (ValueError, RecursionError):
-        tokens = None
-    if not is_token_list(tokens):
-        raise RequestError(f"the annotation {STOP_TOKENS} must be a JSON list of token ids, not {text[:80]!r}")
-    return frozenset(tokens)
+    return frozenset(_list_option(options, STOP_TOKENS, is_token_list, "token ids"))
 
 
 def is_token_list(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
+
+
+def _is_text_list(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+def _list_option(
+    options: Mapping[str, str], name: str, is_valid: Callable[[object], TypeGuard[list[T]]], items: str
+) -> list[T]:
+    """The JSON list in an option; empty if the option is absent. items: what it should hold, for the message of
+    RequestError."""
+    text = options.get(name, "[]")
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not is_valid(value):
+        raise RequestError(f"the annotation {name} must be a JSON list of {items}, not {text[:80]!r}")
+    return value
 
 
 def _token_id(text: str) -> int:

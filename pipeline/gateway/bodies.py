@@ -49,29 +49,37 @@ class BodyReader:
         too_long = Refusal(413, f"the body is longer than {self._max_bytes} bytes (server.gateway.max_body_bytes)")
         if content_length is not None and content_length.isdecimal() and int(content_length[:20]) > self._max_bytes:
             raise too_long
-        chunks, num_bytes, num_held, late_s = list[bytes](), 0, 0, math.inf
+        body, late_s = bytearray(), math.inf
         try:
             while late_s > _LATE_S:
                 with anyio.move_on_after(self._timeout_s) as scope:
-                    while True:
-                        message = await receive()
-                        if message["type"] == "http.disconnect":
-                            raise Disconnected
-                        chunks.append(message.get("body", b""))
-                        num_bytes += len(chunks[-1])
-                        if num_bytes > self._max_bytes:
-                            raise too_long
-                        if not message.get("more_body", False):
-                            return b"".join(chunks)
-                        num_new = max(0, num_bytes - _SHORT_BYTES) - num_held
-                        num_held += num_new
-                        self._num_held += num_new
-                        if self._num_held > _MAX_LONG * self._max_bytes:
-                            raise Refusal(503, "busy: too many long requests arrive; send it again", RETRY_AFTER_S)
+                    while await self._receive(receive, body, too_long):
+                        pass
+                    return bytes(body)
                 late_s = anyio.current_time() - scope.deadline
         finally:
-            self._num_held -= num_held
+            self._num_held -= _counted(body)
         raise Refusal(408, f"the body did not arrive within {self._timeout_s:g} s")
+
+    async def _receive(self, receive: Receive, body: bytearray, too_long: Refusal) -> bool:
+        """Append the next part. Returns whether there is more."""
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        before = _counted(body)
+        body += message.get("body", b"")
+        self._num_held += _counted(body) - before
+        if len(body) > self._max_bytes:
+            raise too_long
+        has_more: bool = message.get("more_body", False)
+        if has_more and self._num_held > _MAX_LONG * self._max_bytes:
+            raise Refusal(503, "busy: too many long requests arrive; send it again", RETRY_AFTER_S)
+        return has_more
+
+
+def _counted(body: bytearray) -> int:
+    """Bytes of a body that count for the limit of all bodies."""
+    return max(0, len(body) - _SHORT_BYTES)
 
 
 def parse_json(body: bytes) -> Json:

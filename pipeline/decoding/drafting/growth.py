@@ -124,7 +124,8 @@ def grow(
             known = last_tokens(nodes.token, nodes.parent, current, 0, context, last)
             num_orders = _name_continuations(nodes, current, table, table_key, table_channel, last[:known])
             _name_first_row(nodes, current, first_rows, table_channel + orders, last[:known])
-            _find_noise(nodes, current, noise, len(context))
+            if noise.temperature > 0:
+                _find_noise(nodes, current, noise, len(context))
             _rate_children(nodes, current, num_orders, weights[num_orders])
         if may_go_on:
             child = nodes.first_child[current]

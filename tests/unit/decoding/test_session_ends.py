@@ -185,7 +185,7 @@ def test_what_will_be_emitted_is_part_of_the_context_to_come() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "knows_noise", "expected"),
+    ("sampling", "keyed_noise", "expected"),
     [
         (SamplingParams(temperature=0.5, seed=2**64 - 1), True, NoiseKey(np.uint64(2**64 - 1), 0.5)),
         (SamplingParams(temperature=1, top_k=1, seed=3), True, NO_NOISE),
@@ -194,8 +194,8 @@ def test_what_will_be_emitted_is_part_of_the_context_to_come() -> None:
     ids=["sampled", "greedy", "noise of another sampler"],
 )
 def test_drafts_follow_the_noise_of_a_target_that_samples_with_it(
-    sampling: SamplingParams, knows_noise: bool, expected: NoiseKey
+    sampling: SamplingParams, keyed_noise: bool, expected: NoiseKey
 ) -> None:
     recorder, request = Recorder(), make_request([1], sampling=sampling)
-    Session(request, cast(Drafter, recorder), frozenset({"trie"}), BUDGET, 100, knows_noise=knows_noise)
+    Session(request, cast(Drafter, recorder), frozenset({"trie"}), BUDGET, 100, keyed_noise=keyed_noise)
     assert recorder.noise == expected

@@ -257,16 +257,20 @@ def _hide(
     while last >= 0:
         above = rows[start + last, tables.ROW_ABOVE]
         for other in range(max(above + 1, -own), rows[start + last, tables.ROW_RUN]):
-            for place in range(own + other, group * width, width):
-                scores[place] = -np.inf
+            _hide_place(scores, own + other, width)
         last = above
     if window:
         oldest = rows[start + row, tables.ROW_POSITION] - window + 1
-        for hidden in range(min(cached, oldest) - begin):
-            for place in range(hidden, group * width, width):
-                scores[place] = -np.inf
+        for place in range(min(cached, oldest) - begin):
+            _hide_place(scores, place, width)
         if oldest > cached:
             for other in range(max(0, -own), row):
                 if rows[start + other, tables.ROW_POSITION] < oldest:
-                    for place in range(own + other, group * width, width):
-                        scores[place] = -np.inf
+                    _hide_place(scores, own + other, width)
+
+
+@kernel
+def _hide_place(scores: Floats, place: int, width: int) -> None:
+    """Hide one place from all queries of a row. width: scores per query."""
+    for index in range(place, len(scores), width):
+        scores[index] = -np.inf
