@@ -47,6 +47,7 @@ REFUSAL = "refusal"
 # Finish reason for a fault of a worker in a request with tools, from which the front end removes ENGINE_DATA. No output
 # ends with it otherwise.
 FAULT = "content_filter"
+_INTEGER = re.compile(r"-?[0-9]{1,10}")
 
 
 def annotation(name: str, value: str) -> str:
@@ -120,8 +121,8 @@ def _list_option(
 
 
 def _token_id(text: str) -> int:
-    """The token id in a text. Raises ValueError if it has anything but digits: int() also reads "5_0" and " 5"."""
-    if not (text.isascii() and text.isdecimal()):
+    """The token id in a text. Raises ValueError if it has a sign or is no integer of 32 bits."""
+    if text.startswith("-"):
         raise ValueError(text)
     return _of_32_bits(text)
 
@@ -134,8 +135,9 @@ def _number(value: Any) -> float:
 
 
 def _of_32_bits(text: str) -> int:
-    """The integer in a text. Raises ValueError if an INT32 tensor cannot hold it: numpy would wrap it."""
-    number = int(text)
+    """The integer in a text. Raises ValueError if an INT32 tensor cannot hold it, because numpy would wrap it, or for
+    anything but a sign and digits: int() also reads "5_0" and " 5"."""
+    number = int(text) if _INTEGER.fullmatch(text) else 1 << 31
     if not -(1 << 31) <= number < 1 << 31:
         raise ValueError(text)
     return number

@@ -29,7 +29,7 @@ _IN_SCHEMA = re.compile(r"\b(?:Pointer|Resource) '[^']*'")
 # Dynamo's words for a prompt that is too long, for which OpenAI's API has a code.
 _TOO_LONG = "maximum context length"
 _UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to parse the request)")
-_PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', )+")
+_PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', |Validation: )+")
 # Dynamo's words around the reason, with a position in the body that the gateway wrote, not in the client's.
 _WRONG_FIELD = re.compile(r"^Failed to deserialize the JSON body into the target type: (.*?)(?: at line .*)?$")
 

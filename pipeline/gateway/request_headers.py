@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 from starlette.requests import Request
 
@@ -12,6 +13,8 @@ from pipeline.gateway.tenants import Tenant, bearer_key
 TIMEOUT_HEADER, SESSION_HEADER = "x-request-timeout", "x-session-id"
 _DYNAMO_SESSION = "x-dynamo-session-id"
 _MAX_TRACE_LENGTH = 512
+# float() also reads "1_0", "inf" and digits of other scripts.
+_SECONDS = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?", re.I)
 
 
 def key_of(request: Request) -> str | None:
@@ -23,11 +26,8 @@ def timeout_of(request: Request, longest_s: float) -> float:
     asked = request.headers.get(TIMEOUT_HEADER)
     if asked is None:
         return longest_s
-    try:
-        timeout_s = float(asked)
-    except ValueError:
-        timeout_s = float("nan")
-    if not timeout_s > 0:
+    timeout_s = float(asked) if _SECONDS.fullmatch(asked) else 0.0
+    if timeout_s <= 0:
         raise Refusal(400, f"{TIMEOUT_HEADER} is {asked[:40]!r}; it must be a number of seconds above 0")
     return min(timeout_s, longest_s)
 

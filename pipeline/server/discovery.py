@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 
 import httpx
 
@@ -34,11 +33,9 @@ def listed_s(server: ServerConfig, environment: Mapping[str, str] = os.environ) 
     the entries."""
     if not has_other_machines(server, environment):
         return 0.0
-    lease_s = _LEASE_S
-    if server.discovery == "etcd":
-        with suppress(ValueError):  # Dynamo then uses its default
-            lease_s = float(int(environment.get(ETCD_LEASE_TTL, "")))
-    return lease_s + _NEWS_S
+    asked = environment.get(ETCD_LEASE_TTL, "") if server.discovery == "etcd" else ""
+    # Dynamo uses its default for anything but digits; int() also reads "6_0" and " 60".
+    return (float(asked) if asked.isascii() and asked.isdecimal() else _LEASE_S) + _NEWS_S
 
 
 def etcd_urls(environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -217,6 +217,13 @@ def test_completions_take_a_prompt_as_triton_does(client, openai_fleet):
     assert answer.choices[0].text == ask(openai_fleet.servers[0], text_input="the rat", max_tokens=16).text
 
 
+def test_more_alternatives_than_the_api_allows_are_refused(client):
+    with pytest.raises(openai.BadRequestError, match="must be between 0 and 5, got 6"):
+        client.completions.create(model=MODEL, prompt="the rat", max_tokens=1, logprobs=6)
+    with pytest.raises(openai.BadRequestError, match="must be between 0 and 20, got 21"):
+        chat(client, logprobs=True, top_logprobs=21)
+
+
 def test_a_prediction_is_verified_and_counted(client):
     whole = text(client)
     annotations = ["strategy:trie", f"prediction:{whole}", "namespace:of this test"]

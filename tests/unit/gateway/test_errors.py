@@ -16,6 +16,7 @@ SENTENCE = "max_tokens is -8; it must be at least 1"
     [
         (400, SENTENCE, 400, SENTENCE),
         (400, f"[request id: <id_unknown>] {SENTENCE}", 400, SENTENCE),
+        (400, "Validation: Logprobs must be between 0 and 5, got 6", 400, "Logprobs must be between"),
         (400, "busy: 128 requests are waiting already; send the request again later", 503, "busy: 128"),
         (400, "[request id: 3] Exceeds maximum queue size", 503, "Exceeds maximum queue size"),
         (400, "the server is being stopped or exchanged for another", 503, "the server is being"),
@@ -33,6 +34,7 @@ def test_sentences_for_clients_come_through_with_the_status_that_they_mean(statu
 
     assert refusal.status == expected
     assert shown in refusal.sentence
+    assert "Validation" not in refusal.sentence
     assert (refusal.retry_after_s is not None) == (expected == 503)
 
 
