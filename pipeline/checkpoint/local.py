@@ -62,6 +62,10 @@ def check_config_file(folder: Path, architecture: str) -> None:
         raise CheckpointError(f"{folder} is not a checkpoint: it has no config.json.")
     config = json_object(folder / "config.json", CheckpointError)
     found = named_architecture(config)
+    if found is None:
+        raise CheckpointError(
+            f'{folder / "config.json"} names no class. Add "architectures": ["{architecture}"] to it if that is right.'
+        )
     if found != architecture:
         raise CheckpointError(
             f"{folder} has architecture {found!r}; the model config says {architecture!r}. Correct the config."

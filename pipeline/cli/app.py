@@ -27,6 +27,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import signal
+import sys
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -34,6 +37,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo, TyperInfo
 
+from pipeline.cli import output
 from pipeline.errors import UserError
 
 # Entry points of installed packages that add commands: functions that return a typer.Typer.
@@ -60,6 +64,19 @@ class _Command(TyperCommand):
 
 
 class _Group(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. If the reader of stdout has ended, as in `| head`, exit as after SIGPIPE."""
+        try:
+            result = super().invoke(ctx)
+            if sys.stdout:
+                sys.stdout.flush()
+        except BrokenPipeError as error:
+            if not output.has_lost_reader():  # typer would exit without a message
+                raise RuntimeError("a process or a server closed its connection") from error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at its end
+            raise SystemExit(128 + signal.SIGPIPE) from error
+        return result
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_flag_types(super().get_params(ctx))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import select
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,16 +27,27 @@ from rich.table import Column
 from rich.text import Text
 
 from pipeline.cli.tables import fitted
+from pipeline.engine.compilation import SECONDS_PER_LINE
 
-# Interval of progress lines without a terminal.
-SECONDS_PER_LINE = 10.0
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # the BrokenPipeError, which `app` handles for every way of writing
+
 
 # Without a terminal, tables are as wide as their content instead of 80 columns. A closed stdout is None.
 # No output is markup, and ":car:" in a path stays as it is: texts hold names of the user's and outputs of models.
-console = Console(
+console = _Console(
     highlight=False, soft_wrap=True, emoji=False, width=None if sys.stdout and sys.stdout.isatty() else 160
 )
-notes = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+notes = _Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+def has_lost_reader() -> bool:
+    """Whether stdout is a pipe or a socket whose reader has ended."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return bool(poll.poll(0))
 
 
 def say(text: str) -> None:

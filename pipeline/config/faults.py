@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -142,6 +143,7 @@ def without(data: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]
 
 def _text(entry: dict[str, Any], path: KeyPath, schema: type[BaseModel], data: Mapping[str, Any]) -> str:
     found, context = entry["input"], entry.get("ctx", {})
+    right = entry["msg"].removeprefix("Input ").replace("an object", "keys and values")
     match entry["type"]:
         case "extra_forbidden":
             return "unknown key." + _suggest_key(path, schema, data)
@@ -168,9 +170,19 @@ def _text(entry: dict[str, Any], path: KeyPath, schema: type[BaseModel], data: M
             return f"found {word}, which YAML also reads yes, no, on and off as; should be a text. Put it in quotes."
         case "string_type" if isinstance(found, int | float):
             return f"found the number {found!r}; should be a text. Put it in quotes."
+        case "int_type" | "float_type" if isinstance(found, str) and (digits := _digits(found)):
+            return f"found the text {found!r}; {right}. Written as a number it is {digits}, without quotes or exponent."
         case _:
-            right = entry["msg"].removeprefix("Input ").replace("an object", "keys and values")
             return f"found {_short(found)}; {right}."
+
+
+def _digits(text: str) -> str:
+    """The number of a text, without an exponent; empty if it is none, or too long to write."""
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return ""
+    return f"{number:f}" if number.is_finite() and abs(number.adjusted()) < 20 else ""
 
 
 def _suggest_key(path: KeyPath, schema: type[BaseModel], data: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from pipeline.decoding.compile_cache import cache_path, is_complete, mark_comple
 
 COMPILING = "compiling the loops of drafting and of the CPU engine for this processor, once (about a minute)"
 
+# Interval of progress lines without a terminal.
 SECONDS_PER_LINE = 10.0
 
 
@@ -44,7 +45,7 @@ def ensure_compiled(note: Callable[[str], None]) -> None:
 
 
 def main() -> None:
-    """Run `ensure_compiled` and print the progress: in a terminal in one line, otherwise a line every 10 s."""
+    """Run `ensure_compiled` and print the progress: in a terminal in one line, otherwise a line every few seconds."""
     on_terminal = sys.stderr.isatty()
     printed: list[float] = []
 

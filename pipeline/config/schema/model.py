@@ -87,7 +87,9 @@ class ModelConfig(Frozen):
         pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name on the command line; the file name without .yaml."
     )
     description: str = Field("", description="One line for `lookahead models`.")
-    architecture: str = Field(description="Class name in the checkpoint's config.json, e.g. LlamaForCausalLM.")
+    architecture: str = Field(
+        description="Class in the list `architectures` of the checkpoint's config.json, e.g. LlamaForCausalLM."
+    )
     checkpoint: CheckpointSource = Field(description="Source of the weights.")
     dtype: Dtype = Field(
         "float32",

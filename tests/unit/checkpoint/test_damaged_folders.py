@@ -131,8 +131,11 @@ def as_vocabulary(folder: Path) -> None:
         (text("config.json", "[" * 100_000), "config.json is not valid JSON"),
         (as_folder, "config.json is not a regular file. Replace it."),
         (as_adapter, "is an adapter (LoRA), not a whole model"),
-        (setting("config.json", architectures="LlamaForCausalLM"), "architecture: is missing"),
-        (setting("config.json", architectures={"a": 1}), "architecture: is missing"),
+        (
+            setting("config.json", architectures="LlamaForCausalLM"),
+            "is missing (Class in the list `architectures` of the",
+        ),
+        (setting("config.json", architectures={"a": 1}), "is missing (Class in the list `architectures` of the"),
         (setting("config.json", rope_scaling={"type": "linear", "factor": "x"}), "'x' and 4096; should be numbers"),
         (setting("config.json", hidden_act="nope"), "transformers does not find 'nope'"),
         (setting("config.json", pad_token_id=99999), "Padding_idx must be within num_embeddings"),

@@ -93,6 +93,10 @@ def spoil_second_rope(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
+def spoil_no_architecture(folder: Path) -> None:
+    (folder / "config.json").write_text('{"architectures": []}', encoding="utf-8")
+
+
 def spoil_other_architecture(folder: Path) -> None:
     (folder / "config.json").write_text('{"architectures": ["Qwen2ForCausalLM"]}', encoding="utf-8")
 
@@ -122,6 +126,7 @@ def spoil_other_architecture(folder: Path) -> None:
             lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}'),
             "eos_token_id: found ['</s>']; should be a token id or a list of token ids",
         ),
+        (spoil_no_architecture, 'config.json names no class. Add "architectures": ["LlamaForCausalLM"] to it'),
         (spoil_other_architecture, "the model config says 'LlamaForCausalLM'"),
         (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
         (

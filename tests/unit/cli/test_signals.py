@@ -1,5 +1,5 @@
 """Signals end a command with its cleanup: SIGTERM and Ctrl-C, also while Python runs a finalizer or a callback, and a
-closed terminal."""
+closed terminal. So does a closed stdout."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import cli
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for
 
@@ -74,3 +75,23 @@ def test_a_command_under_nohup_survives_its_terminal() -> None:
     code = "import signal, pipeline.cli; pipeline.cli.leave_on_signals(); signal.raise_signal(signal.SIGHUP)"
     ignored = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); {code}"
     subprocess.run([sys.executable, "-c", ignored], timeout=PATIENCE_S, check=True)
+
+
+@pytest.mark.parametrize("arguments", [("models",), ("models", "--json"), ("--version",)])
+def test_a_command_whose_reader_has_ended_exits_as_if_by_sigpipe_and_without_a_message(arguments: tuple[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", *arguments], timeout=PATIENCE_S, stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_a_closed_connection_is_no_closed_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*arguments: object, **options: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("pipeline.server.client.complete", closed)
+    with pytest.raises(RuntimeError, match="a process or a server closed its connection"):
+        cli.main(("generate", "Hello", "--url", "localhost:1"))

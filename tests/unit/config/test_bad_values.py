@@ -21,6 +21,16 @@ def test_anchors_that_multiply_are_refused() -> None:
         ("server.host=nowhere", "server.host: found 'nowhere'; should be an IPv4 address"),
         ("server.host='::1'", "server.host: found '::1'; should be an IPv4 address"),
         ("server.startup_timeout_s=.inf", "server.startup_timeout_s: found inf; should be a finite number"),
+        (
+            "engine.max_batch_size=1e9",
+            "found the text '1e9'; should be a valid integer. Written as a number it is 1000000000",
+        ),
+        ("engine.max_batch_size='8'", "Written as a number it is 8, without quotes or exponent."),
+        ("engine.max_batch_size=1e9999", "engine.max_batch_size: found '1e9999'; should be a valid integer."),
+        (
+            "server.startup_timeout_s=1e-3",
+            "found the text '1e-3'; should be a valid number. Written as a number it is 0.001",
+        ),
         ("drafting.sources.²=1", "drafting.sources.²: does not exist"),
         ("server.startup_timeout_s=.nan", "server.startup_timeout_s: found nan; should be a finite number"),
     ],
