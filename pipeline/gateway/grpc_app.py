@@ -1,11 +1,14 @@
-"""gRPC interface of the gateway: the health, metadata and inference methods of Triton's service, and no others."""
+"""gRPC interface of the gateway: the health, metadata and inference methods of Triton's service, and no others.
+
+All methods are streams for gRPC, so that a message is read only after the key of its call was checked.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import ExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,10 +20,10 @@ from tritonclient.grpc import service_pb2 as pb
 from pipeline.gateway.deployment import Deployment, Deployments, stop_request
 from pipeline.gateway.errors import logger, refusal_of, unavailable
 from pipeline.gateway.generate_body import STOP
-from pipeline.gateway.grpc_message import check_request
+from pipeline.gateway.grpc_message import check_request, message_of
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.spec import GatewaySpec
-from pipeline.gateway.tenants import Tenant, Tenants, bearer_key
+from pipeline.gateway.tenants import RETRY_AFTER_S, Tenant, Tenants, bearer_key
 from pipeline.request_ids import unique_id
 
 SERVICE = "inference.GRPCInferenceService"
@@ -40,8 +43,10 @@ _MAX_ANSWERS = 64
 _MAX_IDLE_MS = 1_800_000
 # Longest response that is forwarded.
 _MAX_ANSWER_BYTES = 1 << 30
-# Time limit of calls that run no model.
+# Time limit of calls that run no model, and of their message.
 _SHORT_S = 5.0
+# Calls without a key whose message is read at the same time. Only ModelReady has such a message.
+_MAX_WITHOUT_KEY = 32
 
 
 class GrpcGateway:
@@ -51,19 +56,18 @@ class GrpcGateway:
         self._spec = spec
         self._tenants = tenants
         self._deployments = deployments
+        # Open calls with a key, and without one. Each may hold a part of one message, which gRPC itself does not bound.
+        self._num_open = {True: 0, False: 0}
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        unary: dict[str, tuple[Callable[[Any, Any], Awaitable[Any]], Any]] = {
-            "ServerLive": (self._call("ServerLive", needs_key=False), pb.ServerLiveRequest),
-            "ServerReady": (self._call("ServerReady", needs_key=False), pb.ServerReadyRequest),
-            "ModelReady": (self._call("ModelReady", needs_key=False), pb.ModelReadyRequest),
-            "ServerMetadata": (self._call("ServerMetadata"), pb.ServerMetadataRequest),
-            "ModelMetadata": (self._call("ModelMetadata"), pb.ModelMetadataRequest),
-            "ModelInfer": (self._infer, pb.ModelInferRequest),
+        unary: dict[str, Callable[[Any, Any], Awaitable[Any]]] = {
+            **{name: self._call(name, needs_key=False) for name in ("ServerLive", "ServerReady", "ModelReady")},
+            **{name: self._call(name) for name in ("ServerMetadata", "ModelMetadata")},
+            "ModelInfer": self._infer,
         }
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(act, message.FromString, _serialized)
-            for name, (act, message) in unary.items()
+            name: grpc.stream_unary_rpc_method_handler(act, getattr(pb, f"{name}Request").FromString, _serialized)
+            for name, act in unary.items()
         }
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._stream, pb.ModelInferRequest.FromString, _serialized
@@ -71,12 +75,17 @@ class GrpcGateway:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def _call(self, name: str, needs_key: bool = True) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Handler of a method that runs no model."""
+        """Handler of a method that runs no model. A message without fields is not read."""
+        request_type = getattr(pb, f"{name}Request")
 
-        async def act(request: Any, context: Any) -> Any:
+        async def act(requests: AsyncIterator[Any], context: Any) -> Any:
             async with _refused(context):
                 if needs_key:
                     self._tenant(context)
+                request = request_type()
+                if request.DESCRIPTOR.fields:
+                    with self._opened(needs_key):
+                        request = await message_of(requests, _SHORT_S)
                 deployment = self._deployments.current
                 if (model := getattr(request, "name", None)) is not None:
                     deployment.require_public(model)
@@ -85,9 +94,12 @@ class GrpcGateway:
 
         return act
 
-    async def _infer(self, request: Any, context: Any) -> Any:
+    async def _infer(self, requests: AsyncIterator[Any], context: Any) -> Any:
         async with _refused(context):
-            tenant, deployment = self._tenant(context), self._deployments.current
+            tenant = self._tenant(context)
+            with self._opened():
+                request = await message_of(requests, self._spec.config.body_timeout_s)
+            deployment = self._deployments.current
             with self._admitted(request, tenant, deployment):
                 timeout_s, triton = self._timeout_s(context), await deployment.triton()
                 answer = await triton.stub.ModelInfer(request, metadata=triton.metadata, timeout=timeout_s)
@@ -99,16 +111,17 @@ class GrpcGateway:
         stream = _Stream()
         async with _refused(context):
             tenant = self._tenant(context)
-            reading = stream.run(self._read(requests, stream, tenant))
-            try:
-                while (item := await stream.answers.get()) is not None:
-                    if isinstance(item, Refusal):
-                        raise item
-                    yield item
-            finally:
-                reading.cancel()
-                # A client's disconnection must not cancel the clean-up.
-                await asyncio.shield(asyncio.ensure_future(stream.end()))
+            with self._opened():
+                reading = stream.run(self._read(requests, stream, tenant))
+                try:
+                    while (item := await stream.answers.get()) is not None:
+                        if isinstance(item, Refusal):
+                            raise item
+                        yield item
+                finally:
+                    reading.cancel()
+                    # A client's disconnection must not cancel the clean-up.
+                    await asyncio.shield(asyncio.ensure_future(stream.end()))
 
     async def _read(self, requests: AsyncIterator[Any], stream: _Stream, tenant: Tenant) -> None:
         """Serve each request of a client in a task of its own, and end the stream after the last one."""
@@ -144,6 +157,18 @@ class GrpcGateway:
             stream.close(_refusal_of_rpc(error))
         except TimeoutError:
             stream.close(Refusal(504, f"a request took longer than {longest_s:g} s"))
+
+    @contextmanager
+    def _opened(self, has_key: bool = True) -> Iterator[None]:
+        """Count a call whose messages are read. Raises Refusal (503) if there are too many."""
+        limit = self._spec.config.max_connections if has_key else _MAX_WITHOUT_KEY
+        if self._num_open[has_key] >= limit:
+            raise Refusal(503, f"busy: {limit} gRPC calls are open; send the request again", RETRY_AFTER_S)
+        self._num_open[has_key] += 1
+        try:
+            yield
+        finally:
+            self._num_open[has_key] -= 1
 
     def _admitted(self, request: Any, tenant: Tenant, deployment: Deployment) -> ExitStack:
         """Check a request and count it as running until the result is closed. Raises Refusal."""

@@ -1,13 +1,27 @@
-"""Checks requests of Triton's gRPC interface, and sets the tenant's namespace in them."""
+"""Reads and checks requests of Triton's gRPC interface, and sets the tenant's namespace in them."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
+
+import anyio
 
 from pipeline.gateway.generate_body import MAX_TOKENS, NAMESPACE, positive
 from pipeline.gateway.infer_body import SHARED_MEMORY, bytes_element, in_shared_memory
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
+
+
+async def message_of(requests: AsyncIterator[Any], timeout_s: float) -> Any:
+    """The message of a call with one. Raises Refusal if it does not arrive in time (504), or is missing (400)."""
+    try:
+        with anyio.fail_after(timeout_s):
+            async for request in requests:
+                return request
+    except TimeoutError:
+        raise Refusal(504, f"the message of the call did not arrive within {timeout_s:g} s") from None
+    raise Refusal(400, "the call has no message")
 
 
 def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> int | None:

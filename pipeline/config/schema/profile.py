@@ -82,8 +82,8 @@ class GatewayConfig(Frozen):
     max_connections: int = Field(
         1024,
         ge=1,
-        description="Limit of concurrent HTTP connections. Further ones replace those that wait for a request; without "
-        "such, they get status 503.",
+        description="Limit of concurrent HTTP connections, and of gRPC calls. Further connections replace those that "
+        "wait for a request; without such, they get status 503, as do further calls.",
     )
     max_concurrent_requests: int = Field(
         256, ge=1, description="Limit of concurrent requests of all tenants; more get status 503."
