@@ -43,10 +43,10 @@ def by_length(
     results: list[Row] = []
     for retrieval in RETRIEVALS:
         for length in lengths:
-            config = TrieDraftConfig(retrieval=retrieval)
             if name == "branch_length":
-                config = TrieDraftConfig(retrieval=retrieval, branch_length=length)
-            budget = length if name == "decoding_length" else decoding_length
+                budget, config = decoding_length, TrieDraftConfig(retrieval=retrieval, branch_length=length)
+            else:
+                budget, config = length, TrieDraftConfig(retrieval=retrieval)
             found = _acceptance_length(rows, budget, config, on_row)
             results.append({"retrieval": retrieval, name: length, "acceptance_length": found})
     return results

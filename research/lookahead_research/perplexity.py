@@ -12,13 +12,11 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, ValidationError
 
+from lookahead_research.recording import text_logits
 from pipeline.config.schema import Frozen
 from pipeline.decoding.tree import IntArray
-from pipeline.engine.contract import Engine, VerifyItem
+from pipeline.engine.contract import Engine
 from pipeline.errors import UserError
-
-# Maximum number of tokens in a pass, whose logits are all in memory at once.
-_CHUNK = 128
 
 
 class TextScore(Frozen):
@@ -45,6 +43,7 @@ class Scores(Frozen):
 
     @property
     def perplexity(self) -> float:
+        """exp of the mean nll of a predicted token."""
         return math.exp(sum(text.nll for text in self.texts) / self.num_tokens)
 
 
@@ -86,21 +85,11 @@ def load_scores(path: Path) -> Scores:
 
 
 def _score(engine: Engine, text_id: str, token_ids: IntArray) -> TextScore:
-    sequence = engine.open(token_ids, reuse=False)
     nll, choices = 0.0, list[int]()
-    try:
-        while sequence.pending:
-            count = min(len(sequence.pending), _CHUNK, engine.limits.max_num_tokens)
-            (result,) = engine.verify([VerifyItem(sequence, num_pending=count, pending_rows=True)])
-            assert result is not None, "rows of pending tokens were requested"
-            for row in result.pending():
-                place = len(choices) + 1
-                if place == len(token_ids):
-                    break  # no token follows the last one
-                logits = np.asarray(row, np.float64)
-                largest = logits.max()
-                nll += float(np.log(np.exp(logits - largest).sum()) + largest - logits[token_ids[place]])
-                choices.append(int(logits.argmax()))
-    finally:
-        engine.release(sequence)
+    for place, row in enumerate(text_logits(engine, token_ids), 1):
+        if place < len(token_ids):  # no token follows the last one
+            logits = np.asarray(row, np.float64)
+            largest = logits.max()
+            nll += float(np.log(np.exp(logits - largest).sum()) + largest - logits[token_ids[place]])
+            choices.append(int(logits.argmax()))
     return TextScore(text_id=text_id, token_ids=tuple(token_ids.tolist()), nll=nll, choices=tuple(choices))

@@ -1,6 +1,9 @@
-"""Records the rows of a target, so that later replays need no model: see `recorded_rows`."""
+"""Computes the rows of a target after texts, and records them, so that later replays need no model: see
+`recorded_rows`."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -9,7 +12,7 @@ from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, select_nodes
 from pipeline.engine.contract import Engine, VerifyItem
 
 # Maximum number of prompt tokens in a pass, whose logits are all in memory at once.
-CHUNK = 256
+_CHUNK = 128
 
 
 class LiveRows:
@@ -41,22 +44,27 @@ class LiveRows:
         self.recorded.add(position, tree, *logits.top_k(self.recorded.k))
 
 
-def text_rows(engine: Engine, text: IntArray, k: int) -> tuple[IntArray, FloatArray]:
-    """[len, k] rows of every prefix of a text."""
+def text_logits(engine: Engine, text: IntArray) -> Iterator[FloatArray]:
+    """Yield the logits [vocab_size] after every prefix of a text, the whole text included."""
     sequence = engine.open(text, reuse=False)
-    ids: list[IntArray] = []
-    probs: list[FloatArray] = []
     try:
-        while len(sequence.pending):
-            item = VerifyItem(sequence, num_pending=min(CHUNK, len(sequence.pending)), pending_rows=True)
-            (logits,) = engine.verify([item])
+        while sequence.pending:
+            count = min(len(sequence.pending), _CHUNK, engine.limits.max_num_tokens)
+            (logits,) = engine.verify([VerifyItem(sequence, num_pending=count, pending_rows=True)])
             assert logits is not None, "rows of pending tokens were requested"
-            for row in logits.pending():
-                best = np.argpartition(row, -k)[-k:]
-                best = best[np.argsort(-row[best], kind="stable")]
-                shares = np.exp(row - row[best[0]])
-                ids.append(best.astype(np.int32))
-                probs.append((shares[best] / shares.sum()).astype(np.float32))
+            yield from logits.pending()
     finally:
         engine.release(sequence)
+
+
+def text_rows(engine: Engine, text: IntArray, k: int) -> tuple[IntArray, FloatArray]:
+    """[len, k] ids and probabilities of the most probable tokens after every prefix of a text."""
+    ids: list[IntArray] = []
+    probs: list[FloatArray] = []
+    for row in text_logits(engine, text):
+        best = np.argpartition(row, -k)[-k:]
+        best = best[np.argsort(-row[best], kind="stable")]
+        shares = np.exp(row - row[best[0]])
+        ids.append(best.astype(np.int32))
+        probs.append((shares[best] / shares.sum()).astype(np.float32))
     return np.stack(ids), np.stack(probs)

@@ -79,16 +79,16 @@ class _Tally:
     tokens: int = 0
     steps: int = 0
     draft_tokens: int = 0
-    ask_seconds: list[float] = field(default_factory=list)
+    proposal_seconds: list[float] = field(default_factory=list)
 
     def add(self, other: _Tally) -> None:
         self.tokens += other.tokens
         self.steps += other.steps
         self.draft_tokens += other.draft_tokens
-        self.ask_seconds += other.ask_seconds
+        self.proposal_seconds += other.proposal_seconds
 
     def result(self, budget: int, regime: str, task: str, source: str) -> ReplayResult:
-        times = np.asarray(self.ask_seconds or [0.0]) * 1e6
+        times = np.asarray(self.proposal_seconds or [0.0]) * 1e6
         return ReplayResult(
             budget=budget,
             regime=regime,
@@ -97,7 +97,7 @@ class _Tally:
             tokens=self.tokens,
             steps=self.steps,
             mean_acceptance_length=self.tokens / self.steps,
-            draft_tokens_per_step=self.draft_tokens / max(len(self.ask_seconds), 1),
+            draft_tokens_per_step=self.draft_tokens / max(len(self.proposal_seconds), 1),
             retrieval_us_p50=float(np.percentile(times, 50)),
             retrieval_us_p99=float(np.percentile(times, 99)),
         )
@@ -211,9 +211,9 @@ def _replay_one(drafter: Drafter, known: _Known, budget: DraftBudget) -> _Tally:
         tree = EMPTY_TREE
         # The first step is the prefill, without drafts. Drafts may extend beyond the known end.
         if position > start:
-            asked = time.perf_counter()
+            started = time.perf_counter()
             tree = drafter.propose(request_id, text[:position], budget)
-            tally.ask_seconds.append(time.perf_counter() - asked)
+            tally.proposal_seconds.append(time.perf_counter() - started)
         nodes = agreeing_path(tree, text[position:].tolist())
         # After a path down to the last token, the target's next token is unknown.
         emitted = text[position : position + len(nodes) + 1].tolist()

@@ -52,8 +52,8 @@ def bench_trie(
         sequences = trie_bench.split_texts(texts)
     else:
         sequences = trie_bench.synthetic_stream(ascending[-1], seed)
-    room = sum(map(len, sequences))
-    others = create_peers(words("--peers", peers) if peers else [], room, trie_bench.CONTEXT_LEN, nodes)
+    max_tokens = sum(map(len, sequences))
+    others = create_peers(words("--peers", peers) if peers else [], max_tokens, trie_bench.CONTEXT_LEN, nodes)
     # Raises UserError for an impossible memory limit.
     max_bytes = None if max_mib is None else new_trie(branch_length, max_mib).max_bytes
     with output.progress() as bar:
