@@ -1,5 +1,5 @@
 """Latency of the servers in front of Triton: time to first token through the OpenAI API and the gateway, compared with
-Triton itself. Requests of the three ways alternate, so that a busy machine affects all alike."""
+Triton itself. Requests to the three endpoints alternate, so that a busy machine affects all alike."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _WORDS = ("river", "stone", "lamp", "seven", "green", "walks", "under", "paper",
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to the engine. text_of: returns the new text in an event of its stream."""
+class Endpoint:
+    """A server to measure. text_of: returns the new text in an event of its stream."""
 
     name: str
     url: str
@@ -40,47 +40,47 @@ class Way:
     text_of: Callable[[Mapping[str, Any]], str]
 
 
-def ways_to(state: ServerState, openai_url: str | None) -> list[Way]:
-    """The ways to a running server, Triton itself first. openai_url: base URL of its OpenAI API, if any."""
+def endpoints_of(state: ServerState, openai_url: str | None) -> list[Endpoint]:
+    """The endpoints of a running server, Triton itself first. openai_url: base URL of its OpenAI API, if any."""
     path = f"/v2/models/{FRONT_MODEL}/generate_stream"
     body = {"max_tokens": _MAX_TOKENS, "stream": True, "strategy": "none", "temperature": 0.0}
     triton = f"http://{state.triton.http}{path}"
     key = {TRITON_KEY_HEADER: state.triton.key} if state.triton.key else {}
-    ways = [Way(TRITON, triton, key, body, "text_input", _triton_text)]
+    endpoints = [Endpoint(TRITON, triton, key, body, "text_input", _triton_text)]
     if state.triton.key:
-        ways.append(Way(GATEWAY, f"{state.http_url}{path}", key_headers(), body, "text_input", _triton_text))
+        endpoints.append(Endpoint(GATEWAY, f"{state.http_url}{path}", key_headers(), body, "text_input", _triton_text))
     if openai_url is not None:
-        asked = body | {"model": state.model}
-        ways.append(Way(OPENAI, f"{openai_url}/completions", key_headers(), asked, "prompt", _openai_text))
-    return ways
+        body |= {"model": state.model}
+        endpoints.append(Endpoint(OPENAI, f"{openai_url}/completions", key_headers(), body, "prompt", _openai_text))
+    return endpoints
 
 
 def times_to_first_token(
-    ways: list[Way], num_requests: int, step: Callable[[str], None] = lambda name: None, seed: int = 0
+    endpoints: list[Endpoint], num_requests: int, step: Callable[[str], None] = lambda name: None, seed: int = 0
 ) -> dict[str, list[float]]:
-    """Times in milliseconds by the interface's name (`Way.name`). The first request to each is a warm-up; responses
-    without text do not count. Raises ServerError if a request fails, or if no response of an interface has text."""
+    """Times in milliseconds by the endpoint's name. The first request to each is a warm-up; responses without text do
+    not count. Raises ServerError if a request fails, or if no response of an endpoint has text."""
     words = random.Random(seed)
-    times: dict[str, list[float]] = {way.name: [] for way in ways}
+    times: dict[str, list[float]] = {endpoint.name: [] for endpoint in endpoints}
     with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
         for number in range(-1, num_requests):
-            turn = number % len(ways)
-            for way in (*ways[turn:], *ways[:turn]):
+            turn = number % len(endpoints)
+            for endpoint in (*endpoints[turn:], *endpoints[:turn]):
                 # Prompts have different beginnings, so none reuses the KV cache of another.
                 prompt = f"{words.randrange(10**6)} " + " ".join(words.choices(_WORDS, k=_NUM_WORDS))
-                elapsed_ms = _first_token_ms(client, way, prompt)
+                elapsed_ms = _first_token_ms(client, endpoint, prompt)
                 if number >= 0:
-                    step(way.name)
+                    step(endpoint.name)
                     if elapsed_ms is not None:
-                        times[way.name].append(elapsed_ms)
-    for way in ways:
-        if not times[way.name]:
-            raise ServerError(f"{way.url} returned no text.")
+                        times[endpoint.name].append(elapsed_ms)
+    for endpoint in endpoints:
+        if not times[endpoint.name]:
+            raise ServerError(f"{endpoint.url} returned no text.")
     return times
 
 
 def cost_of(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Median, 90th percentile, and difference of the median from Triton's, in milliseconds, for each interface."""
+    """Median, 90th percentile, and difference of the median from Triton's, in milliseconds, for each endpoint."""
     base = statistics.median(times[TRITON])
     return {
         name: {
@@ -92,20 +92,23 @@ def cost_of(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _first_token_ms(client: httpx.Client, way: Way, prompt: str) -> float | None:
+def _first_token_ms(client: httpx.Client, endpoint: Endpoint, prompt: str) -> float | None:
     """Time to first token; None without text, because a small model may emit parts of characters or end at once."""
     started = time.perf_counter()
     elapsed_ms = None
     try:
-        with client.stream("POST", way.url, json={**way.body, way.prompt_field: prompt}, headers=way.headers) as answer:
+        body = {**endpoint.body, endpoint.prompt_field: prompt}
+        with client.stream("POST", endpoint.url, json=body, headers=endpoint.headers) as answer:
             if answer.status_code != 200:
-                raise ServerError(f"{way.url} returned status {answer.status_code}: {answer.read()[:200]!r}")
+                raise ServerError(f"{endpoint.url} returned status {answer.status_code}: {answer.read()[:200]!r}")
             for line in answer.iter_lines():
                 data = line.removeprefix("data:").strip()
-                if elapsed_ms is None and data.startswith("{") and way.text_of(json.loads(data)):
+                if elapsed_ms is None and data.startswith("{") and endpoint.text_of(json.loads(data)):
                     elapsed_ms = 1000 * (time.perf_counter() - started)
     except httpx.HTTPError as error:
-        raise ServerError(f"{way.url} cannot be reached: {error!r}. Is it running? See `lookahead status`.") from error
+        raise ServerError(
+            f"{endpoint.url} cannot be reached: {error!r}. Is it running? See `lookahead status`."
+        ) from error
     return elapsed_ms
 
 

@@ -135,4 +135,5 @@ def _options_of(row: WorkloadRow, options: MeasureOptions) -> MeasureOptions:
 
 
 def turn_id(row: WorkloadRow, number: int) -> str:
+    """Id of a turn in the results: the row's id, and for a later turn its number, counted from 1."""
     return row.row_id if number == 0 else f"{row.row_id}#{number + 1}"

@@ -43,6 +43,7 @@ def require_space(
 
 
 def gigabytes(num_bytes: int) -> str:
+    """num_bytes as text, in units of 10^9 bytes."""
     return f"{num_bytes / 1e9:.1f} GB"
 
 
@@ -98,6 +99,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def is_full(error: Exception) -> bool:
+    """Whether the disk or the user's quota is full."""
     return error_number(error) in (errno.ENOSPC, errno.EDQUOT)
 
 

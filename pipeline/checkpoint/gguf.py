@@ -72,6 +72,7 @@ def missing_settings(path: Path, architecture: str) -> dict[str, int | None]:
 
 
 def num_weights(path: Path) -> int:
+    """Number of tensors that are parameters of the model."""
     from gguf import GGUFReader
 
     return sum(tensor.name not in _ROPE_FACTORS for tensor in GGUFReader(path).tensors)

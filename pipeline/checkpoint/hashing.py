@@ -19,6 +19,7 @@ _MAX_REMEMBERED = 4096
 
 
 def file_sha256(path: Path) -> str:
+    """SHA-256 of the file in hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -52,6 +52,7 @@ def open_folder(
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
+    """The tokenizer's files that the folder has."""
     return tuple(folder / name for name in _TOKENIZER_FILES if (folder / name).is_file())
 
 

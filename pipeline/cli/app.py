@@ -90,6 +90,7 @@ def _without_flag_types(parameters: list[Any]) -> list[Any]:
 
 
 def build_app() -> typer.Typer:
+    """The application with all commands. Raises UserError if those of an installed package cannot be loaded."""
     app = typer.Typer(
         name="lookahead",
         cls=_Group,

@@ -140,6 +140,7 @@ def bench(
 
 
 def show_results(results: BenchResults) -> None:
+    """Print the measured tables of a report, and its headline."""
     from pipeline.bench.report.report import headline, sections_of
 
     for section in sections_of(results):

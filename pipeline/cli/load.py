@@ -90,15 +90,15 @@ def front_door(
     """Compare time to first token through the OpenAI API and the gateway with Triton itself, on the running server.
 
     Sends one request at a time, to each in turn. The API key is LOOKAHEAD_API_KEY."""
-    from pipeline.bench.front_door import cost_of, times_to_first_token, ways_to
+    from pipeline.bench.front_door import cost_of, endpoints_of, times_to_first_token
     from pipeline.dynamo.fleet import openai_url
     from pipeline.server.run_folders import run_dir
     from pipeline.server.state import require_server
 
     folder = run_dir(places())
-    ways = ways_to(require_server(folder), openai_url(folder))
-    with output.steps("asking", num_requests * len(ways)) as step:
-        costs = cost_of(times_to_first_token(ways, num_requests, step))
+    endpoints = endpoints_of(require_server(folder), openai_url(folder))
+    with output.steps("asking", num_requests * len(endpoints)) as step:
+        costs = cost_of(times_to_first_token(endpoints, num_requests, step))
     if as_json:
         output.print_json({"requests": num_requests, "ways": costs})
         return

@@ -51,6 +51,7 @@ def has_lost_reader() -> bool:
 
 
 def say(text: str) -> None:
+    """Print a line of the result on stdout."""
     console.print(text, markup=False)
 
 
@@ -74,6 +75,7 @@ def records(rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def print_json(value: Any) -> None:
+    """Print the result as JSON on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
@@ -121,7 +123,7 @@ def _line(task: Task) -> str:
 
 
 class _Sink(io.StringIO):
-    """Output of a progress bar. It claims to be a terminal, because some bars print nothing without one."""
+    """Output of a progress bar. It is a terminal for the bar, because some bars print nothing without one."""
 
     def write(self, text: str) -> int:
         return len(text)

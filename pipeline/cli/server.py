@@ -46,7 +46,7 @@ def serve(
     from pipeline.dynamo.services import INSTALL, has_dynamo
     from pipeline.server.run_folders import run_dir
     from pipeline.server.startup import check_start, prepare, start_commands
-    from pipeline.server.state import require_none
+    from pipeline.server.state import require_no_server
 
     where = places()
     if dry_run:
@@ -57,7 +57,7 @@ def serve(
         if verbose:
             output.say(dump_resolved(resolved).rstrip())
         return
-    require_none(run_dir(where))
+    require_no_server(run_dir(where))
     asked = resolved.profile.server
     if asked.openai and asked.replicas == 1 and not join and not has_dynamo():
         output.note(f"serving without the OpenAI API: NVIDIA Dynamo is not installed. Install it with `{INSTALL}`.")
@@ -87,6 +87,7 @@ def serve(
 
 
 def open_to_all(server: ServerConfig) -> bool:
+    """Whether clients on other machines need no API key."""
     return not server.api_keys and not server.host.startswith("127.")
 
 
@@ -111,8 +112,8 @@ def stop(
 def status(as_json: Json = False) -> None:
     """Print what is served and its counters. Exit code 2 if nothing is running."""
     from pipeline.dynamo.fleet import find_ended, openai_url
-    from pipeline.server.figures import read_figures
     from pipeline.server.log import LOG, crash_log, kept_log
+    from pipeline.server.metrics import read_figures
     from pipeline.server.processes import seconds_since_start
     from pipeline.server.run_folders import run_dir
     from pipeline.server.service import find_services
@@ -226,6 +227,7 @@ def switch(
 
 
 def announce(state: ServerState, url: str | None, server: ServerConfig) -> None:
+    """Print the addresses of a server that is ready, and a first request. url: of its OpenAI API, if any."""
     key = '-H "Authorization: Bearer $LOOKAHEAD_API_KEY" ' if server.api_keys else ""
     body = json.dumps({"text_input": "Once upon a time", "max_tokens": 32, "stream": True})
     output.say(f"ready: {state.model} ({state.profile})")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.loading import Draft, shown
+from pipeline.config.loading import RawSettings, shown
 from pipeline.errors import ConfigError, UserError
 
 # Excludes paths such as ./name and ../name.
@@ -39,10 +39,11 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length"
 
 
 def is_repository(name: str) -> bool:
+    """Whether a name has the form owner/name of the Hugging Face hub."""
     return _REPOSITORY.fullmatch(name) is not None
 
 
-def draft_from_folder(folder: Path) -> Draft:
+def settings_from_folder(folder: Path) -> RawSettings:
     """Read config.json and the sizes of the weight files. Raises ConfigError if the folder is not a checkpoint."""
     config_path = folder / "config.json"
     if (folder / "adapter_config.json").is_file() and not config_path.exists():
@@ -54,7 +55,7 @@ def draft_from_folder(folder: Path) -> Draft:
         found = sorted(folder.glob("*.gguf"))
         remedy = f" Name its GGUF file instead: {shown(found[0])}." if found else ""
         raise ConfigError(f"{shown(folder)} is not a checkpoint: it has no config.json.{remedy}")
-    return _draft(
+    return _raw_settings(
         folder.resolve().name,
         f"Checkpoint folder {shown(folder)}",
         shown(config_path),
@@ -65,7 +66,7 @@ def draft_from_folder(folder: Path) -> Draft:
     )
 
 
-def draft_from_gguf(path: Path) -> Draft:
+def settings_from_gguf(path: Path) -> RawSettings:
     """Read the settings and the tensor list of a GGUF file. Raises ConfigError if the file is invalid or its
     architecture is not supported."""
     from gguf import GGUFReader
@@ -87,7 +88,7 @@ def draft_from_gguf(path: Path) -> Draft:
         )
     has_window = bool(setting(f"{architecture}.attention.sliding_window"))
     context = setting(f"{architecture}.context_length")
-    return _draft(
+    return _raw_settings(
         path.stem,
         f"GGUF file {shown(path)}",
         shown(path),
@@ -99,13 +100,13 @@ def draft_from_gguf(path: Path) -> Draft:
     )
 
 
-def draft_from_hub(repo_id: str) -> Draft:
+def settings_from_hub(repo_id: str) -> RawSettings:
     """Fetch config.json and the small files that give the number of parameters. Raises ConfigError if the hub does not
     return them."""
     folder = _fetched(repo_id)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{repo_id} is not a checkpoint: it has no config.json. Correct the id.")
-    return _draft(
+    return _raw_settings(
         repo_id.rpartition("/")[2],
         f"{repo_id} on the Hugging Face hub",
         f"config.json of {repo_id}",
@@ -147,7 +148,7 @@ def transport_errors() -> tuple[type[Exception], ...]:
     return (OSError, *(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError"))
 
 
-def _draft(name: str, description: str, origin: str, *, num_parameters: int, **settings: Any) -> Draft:
+def _raw_settings(name: str, description: str, origin: str, *, num_parameters: int, **settings: Any) -> RawSettings:
     """The settings of a model with the default W, N and G. name: converted to a valid one. origin: for messages."""
     data = {
         "name": re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._") or "checkpoint",
@@ -156,7 +157,7 @@ def _draft(name: str, description: str, origin: str, *, num_parameters: int, **s
         "lookahead": {"default": dict(_LOOKAHEAD)},
         **settings,
     }
-    return Draft(data, {(): origin})
+    return RawSettings(data, {(): origin})
 
 
 def _values_of_config(path: Path) -> dict[str, Any]:

@@ -54,10 +54,12 @@ class Fault:
 
 
 def fault(key: str, reason: str, remedy: str = "", uses: tuple[str, ...] = (), fixes: tuple[str, ...] = ()) -> Fault:
+    """A fault of the setting with this dotted key. For the other arguments see `Fault`."""
     return Fault(tuple(key.split(".")), reason, remedy, uses, fixes)
 
 
 def raise_faults(faults: Sequence[Fault]) -> None:
+    """Raise one ConfigError with all faults, if there are any."""
     if not faults:
         return
     lines = "\n".join(f"  {each}" for each in faults)
@@ -67,6 +69,7 @@ def raise_faults(faults: Sequence[Fault]) -> None:
 
 
 def dotted(path: KeyPath) -> str:
+    """The key of a setting as the command line has it: "engine.max_seq_len"."""
     return ".".join(str(part) for part in path)
 
 

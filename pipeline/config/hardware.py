@@ -18,6 +18,7 @@ class Hardware:
 
 
 def detect_hardware() -> Hardware:
+    """The hardware of this machine. Takes seconds where there is a CUDA driver."""
     has_tensorrt_llm = importlib.util.find_spec("tensorrt_llm") is not None
     if not _has_cuda_driver():
         return Hardware(None, 0, has_tensorrt_llm)

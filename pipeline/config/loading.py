@@ -22,8 +22,9 @@ _LOOKAHEAD_SIZES = ("max_window_size", "max_ngram_size", "max_verification_set_s
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """Settings as written. origins: for the root () and each key, "file:line" or the override that set it."""
+class RawSettings:
+    """Settings as written, not validated yet. origins: for the root () and each key, "file:line" or the override that
+    set it."""
 
     data: dict[str, Any]
     origins: dict[KeyPath, str]
@@ -80,12 +81,12 @@ def _find(
     )
 
 
-def read_draft(path: Path) -> Draft:
+def read_settings(path: Path) -> RawSettings:
     """Read a file's settings and merge them over those of its base. `name` is the file name. Raises ConfigError if the
     file or its base cannot be read as YAML."""
-    draft = _read_yaml(path)
-    faults = list(draft.faults)
-    data, origins = dict(draft.data), dict(draft.origins)
+    raw = _read_yaml(path)
+    faults = list(raw.faults)
+    data, origins = dict(raw.data), dict(raw.origins)
     base_name = data.pop("base", None)
     if base_name is not None:
         where = origins.pop(("base",))
@@ -100,7 +101,7 @@ def read_draft(path: Path) -> Draft:
             if "base" in base.data:
                 faults.append(Fault(("base",), "a base cannot have a base itself.", where=base.origins[("base",)]))
             written = set(origins)
-            data, origins = _merge(base, Draft(data, origins))
+            data, origins = _merge(base, RawSettings(data, origins))
             _restate_origins(data, written, "unstated")
             data.pop("base", None)
     if data.setdefault("name", path.stem) != path.stem:
@@ -112,12 +113,12 @@ def read_draft(path: Path) -> Draft:
             )
         )
         data["name"] = path.stem
-    return Draft(data, origins, tuple(faults))
+    return RawSettings(data, origins, tuple(faults))
 
 
-def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]], prefix: KeyPath = ()) -> Draft:
+def with_overrides(raw: RawSettings, overrides: Sequence[tuple[str, Any]], prefix: KeyPath = ()) -> RawSettings:
     """Apply overrides (dotted key, value) to settings. prefix: put before the keys in messages."""
-    data, origins, faults = copy.deepcopy(draft.data), dict(draft.origins), list(draft.faults)
+    data, origins, faults = copy.deepcopy(raw.data), dict(raw.origins), list(raw.faults)
     for key, value in overrides:
         path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
         where = "--set"
@@ -133,7 +134,7 @@ def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]], prefix: K
             text = "does not exist: a part of the key is neither a mapping nor a list with that entry."
             faults.append(Fault(prefix + path, text, where=where))
     _restate_origins(data, {tuple(key.split(".")) for key, _ in overrides}, "set on the command line")
-    return Draft(data, origins, tuple(faults))
+    return RawSettings(data, origins, tuple(faults))
 
 
 def parse_overrides(texts: Sequence[str]) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]], list[Fault]]:
@@ -178,7 +179,7 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def _read_yaml(path: Path) -> Draft:
+def _read_yaml(path: Path) -> RawSettings:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -194,10 +195,10 @@ def _read_yaml(path: Path) -> Draft:
     origins: dict[KeyPath, str] = {(): file}
     origins |= {key: f"{file}:{line}" for key, line in found.lines.items()}
     repeated = (Fault(key, "is written twice; remove one.", where=f"{file}:{line}") for key, line in found.repeated)
-    return Draft(data, origins, tuple(repeated))
+    return RawSettings(data, origins, tuple(repeated))
 
 
-def _merge(base: Draft, over: Draft) -> tuple[dict[str, Any], dict[KeyPath, str]]:
+def _merge(base: RawSettings, over: RawSettings) -> tuple[dict[str, Any], dict[KeyPath, str]]:
     """Merge mappings key by key, and replace other values and mappings with another `source` or `kind`. Returns the
     result and the place of each setting."""
     origins = dict(base.origins) | {(): over.origins[()]}

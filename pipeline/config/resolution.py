@@ -17,12 +17,12 @@ from pipeline.config.faults import Fault, KeyPath, faults_of_validation, origin_
 from pipeline.config.hardware import Hardware, detect_hardware
 from pipeline.config.loading import (
     RESOLVED,
-    Draft,
+    RawSettings,
     find_model,
     find_profile,
     names_in,
     parse_overrides,
-    read_draft,
+    read_settings,
     shown,
     with_overrides,
 )
@@ -97,12 +97,12 @@ def _resolve(
     note: Callable[[str], None],
 ) -> _Resolution:
     model_overrides, profile_overrides, faults = parse_overrides(overrides)
-    model_draft = with_overrides(_model_draft(model, where), model_overrides, ("model",))
-    profile_draft = with_overrides(read_draft(find_profile(profile, where)), profile_overrides)
-    profile_draft = _clipped(profile_draft, model_draft, note)
+    raw_model = with_overrides(_raw_model(model, where), model_overrides, ("model",))
+    raw_profile = with_overrides(read_settings(find_profile(profile, where)), profile_overrides)
+    raw_profile = _clipped(raw_profile, raw_model, note)
 
-    checked_model = _validate(model_draft, ModelConfig, ("model",))
-    checked_profile = _validate(profile_draft, ProfileConfig, ())
+    checked_model = _validate(raw_model, ModelConfig, ("model",))
+    checked_profile = _validate(raw_profile, ProfileConfig, ())
     faults += [*checked_model.faults, *checked_profile.faults]
     settled_profile = checked_profile.value
     conflicts: list[Fault] = []
@@ -123,7 +123,7 @@ def _resolve(
             settled = _settled(checked_model.value, settled_profile, name, device)
             conflicts += backend.faults(settled) if backend_rules else ()
     bad = {("model", *key) for key in checked_model.bad} | checked_profile.bad
-    faults += [_located(conflict, model_draft, profile_draft) for conflict in conflicts if not _rests_on(conflict, bad)]
+    faults += [_located(conflict, raw_model, raw_profile) for conflict in conflicts if not _rests_on(conflict, bad)]
     return _Resolution(settled, faults)
 
 
@@ -140,16 +140,16 @@ def _with_checked_fix(
 
 def load_model(name: str, where: Places | None = None) -> ModelConfig:
     """Load one model. Raises ConfigError with all its faults."""
-    return _load(_model_draft(name, where or places()), ModelConfig)
+    return _load(_raw_model(name, where or places()), ModelConfig)
 
 
 def load_profile(name: str, where: Places | None = None) -> ProfileConfig:
     """Load one profile. Raises ConfigError with all its faults."""
-    draft = read_draft(find_profile(name, where or places()))
-    profile = _load(draft, ProfileConfig)
+    raw = read_settings(find_profile(name, where or places()))
+    profile = _load(raw, ProfileConfig)
     backend: BackendSettings = load_backend(FALLBACK if profile.backend == AUTO else profile.backend)
     conflicts = [*faults_of_profile(profile), *backend.profile_faults(profile, None)]
-    raise_faults([_located(conflict, draft, draft) for conflict in conflicts])
+    raise_faults([_located(conflict, raw, raw) for conflict in conflicts])
     return profile
 
 
@@ -168,26 +168,31 @@ def load_resolved(path: Path) -> ResolvedConfig:
         raise ConfigError(f"{shown(path)} cannot be read: {error}.") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{shown(path)} is not a resolved config: it should contain keys and values.")
-    return _load(Draft(data, {(): shown(path)}), ResolvedConfig)
+    return _load(RawSettings(data, {(): shown(path)}), ResolvedConfig)
 
 
-def _model_draft(model: str | ModelConfig, where: Places) -> Draft:
+def _raw_model(model: str | ModelConfig, where: Places) -> RawSettings:
     if isinstance(model, ModelConfig):
-        return Draft(model.model_dump(mode="json"), {(): f"the settings of {model.name}"})
+        return RawSettings(model.model_dump(mode="json"), {(): f"the settings of {model.name}"})
     # Served models read resolved configs without the libraries that this module needs.
-    from pipeline.config.bare_checkpoint import draft_from_folder, draft_from_gguf, draft_from_hub, is_repository
+    from pipeline.config.bare_checkpoint import (
+        is_repository,
+        settings_from_folder,
+        settings_from_gguf,
+        settings_from_hub,
+    )
 
     try:
         path = find_model(model, where)
     except ConfigError:
         if not is_repository(model):
             raise
-        return draft_from_hub(model)
+        return settings_from_hub(model)
     if path.is_dir():
-        return draft_from_folder(path)
+        return settings_from_folder(path)
     if path.name == RESOLVED:
-        return _model_draft(_built_with(path).model, where)
-    return draft_from_gguf(path) if path.suffix.lower() == ".gguf" else read_draft(path)
+        return _raw_model(_built_with(path).model, where)
+    return settings_from_gguf(path) if path.suffix.lower() == ".gguf" else read_settings(path)
 
 
 def _built_with(path: Path) -> ResolvedConfig:
@@ -201,7 +206,7 @@ def _built_with(path: Path) -> ResolvedConfig:
         ) from error
 
 
-def _clipped(profile: Draft, model: Draft, note: Callable[[str], None]) -> Draft:
+def _clipped(profile: RawSettings, model: RawSettings, note: Callable[[str], None]) -> RawSettings:
     """Clip the lengths of a profile to the model's context. Overrides are not clipped: they cause a fault."""
     context = model.data.get("max_position_embeddings")
     if type(context) is not int or context < 1:
@@ -224,23 +229,23 @@ def _clipped(profile: Draft, model: Draft, note: Callable[[str], None]) -> Draft
     return replace(profile, data=data)
 
 
-def _load(draft: Draft, schema: type[_Schema]) -> _Schema:
-    checked = _validate(draft, schema, ())
+def _load(raw: RawSettings, schema: type[_Schema]) -> _Schema:
+    checked = _validate(raw, schema, ())
     raise_faults(checked.faults)
     assert isinstance(checked.value, schema), "no faults, so the value is valid"
     return checked.value
 
 
-def _validate(draft: Draft, schema: type[Frozen], prefix: KeyPath) -> _Validated:
+def _validate(raw: RawSettings, schema: type[Frozen], prefix: KeyPath) -> _Validated:
     try:
-        return _Validated(_parse(draft.data, schema), list(draft.faults), set())
+        return _Validated(_parse(raw.data, schema), list(raw.faults), set())
     except ValidationError as error:
-        faults = faults_of_validation(error, schema, draft.data, draft.origins, prefix)
+        faults = faults_of_validation(error, schema, raw.data, raw.origins, prefix)
         bad = {fault.path[len(prefix) :] for fault in faults}
         try:  # without the faulty settings, so that combinations of the others are checked too
-            return _Validated(_parse(without(draft.data, bad), schema), [*draft.faults, *faults], bad)
+            return _Validated(_parse(without(raw.data, bad), schema), [*raw.faults, *faults], bad)
         except ValidationError:
-            return _Validated(None, [*draft.faults, *faults], bad)
+            return _Validated(None, [*raw.faults, *faults], bad)
 
 
 def _parse(data: dict[str, object], schema: type[_Schema]) -> _Schema:
@@ -260,7 +265,7 @@ def _settled(model: ModelConfig, profile: ProfileConfig, backend: str, device: D
     )
 
 
-def _located(fault: Fault, model: Draft, profile: Draft) -> Fault:
+def _located(fault: Fault, model: RawSettings, profile: RawSettings) -> Fault:
     """Add the place of its setting to a fault."""
     if fault.path[0] == "model":
         return replace(fault, where=origin_of(fault.path[1:], model.origins))

@@ -112,11 +112,11 @@ def _leave_learned(old_dir: Path, new_dir: Path, note: Note) -> None:
     """Hand the learned state of each old server over to the new server with the same number."""
     for number, state in find_replicas(old_dir).items():
         old, new = (replica_dir(folder, number) / HANDOVER for folder in (old_dir, new_dir))
-        if not hand_over(old, new, partial(_nudge, state), _LEAVE_S):
+        if not hand_over(old, new, partial(_wake, state), _LEAVE_S):
             note("the old server did not save its learned state; the new one starts without it")
 
 
-def _nudge(state: ServerState) -> None:
+def _wake(state: ServerState) -> None:
     """Send a request that makes a server check for a handover."""
     url = f"http://{state.triton.http}/v2/models/{FRONT_MODEL}/generate"
     headers = {TRITON_KEY_HEADER: state.triton.key}

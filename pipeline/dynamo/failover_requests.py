@@ -75,6 +75,7 @@ class ClientOutput(NamedTuple):
 
 
 def request_body(model: str, prompt: str, max_tokens: int, kind: Kind) -> dict[str, Any]:
+    """Body of a chat request of this kind. A kind with messages ignores the prompt."""
     return {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, **kind.fields}
 
 

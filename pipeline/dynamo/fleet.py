@@ -25,7 +25,7 @@ from pipeline.dynamo.services import (
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.server.discovery import FILE_KV, check_etcd
-from pipeline.server.failure import passing_failure
+from pipeline.server.failure import transient_failure
 from pipeline.server.gateway import OPENAI, set_replicas
 from pipeline.server.ports import LOOPBACK, choose_ports
 from pipeline.server.server import ATTEMPTS, RunningServer, stop_server
@@ -164,7 +164,7 @@ def start_fleet(
                 wait_until_ready(fleet.services, note)
             except ServerError:
                 logs = [service.log_path for service in fleet.services]
-                if attempt + 1 == ATTEMPTS or (reason := passing_failure(logs, free_ports=True)) is None:
+                if attempt + 1 == ATTEMPTS or (reason := transient_failure(logs, free_ports=True)) is None:
                     raise
                 note(f"{reason}; starting again")
                 continue

@@ -42,6 +42,8 @@ STAGES, COSTS, FIRST_ROWS = ".stages", ".costs", ".first_rows"
 
 
 class FileEntry(Frozen):
+    """A file of an artifact. size: in bytes."""
+
     path: str = Field(description="Relative to the artifact, with forward slashes.")
     size: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 
 class Ports(NamedTuple):
+    """Ports of tritonserver's HTTP and gRPC interfaces and of its metrics."""
+
     http: int
     grpc: int
     metrics: int

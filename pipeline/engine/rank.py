@@ -126,11 +126,11 @@ class Rank:
         self.engine.forget_cached()
 
 
-def follow(rank: Rank, line: Connection) -> None:
+def follow(rank: Rank, connection: Connection) -> None:
     """Execute the leader's orders until the leader ends, and send back the arrays that they return."""
     with suppress(EOFError):
         while True:
-            for order in line.recv():
+            for order in connection.recv():
                 result = getattr(rank, order.name)(*order.arguments)
                 if isinstance(result, np.ndarray):
-                    line.send(result)
+                    connection.send(result)

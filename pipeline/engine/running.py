@@ -17,7 +17,7 @@ from pipeline.decoding.strategy import source_names
 from pipeline.decoding.tree import FloatArray
 from pipeline.engine.contract import Engine, EngineSequence
 from pipeline.engine.submission import OnEvent, StepEvent, Submission
-from pipeline.engine.waiting_queue import Waiting
+from pipeline.engine.waiting_queue import WaitingRequest
 
 SUPPLIED = SuppliedDraftConfig().kind
 # Sources that draft from text. Drafts of the BLS model come from the same text.
@@ -25,7 +25,7 @@ TEXT_KINDS = frozenset(kind for kind, row in SOURCE_ROWS.items() if row.role == 
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class RunningRequest:
     """A request in a slot. continues: whether it is a continuation. names: its draft sources. drafts: whether it drafts
     in the next step. prompt_rows: logits after the prompt tokens computed so far, if requested."""
 
@@ -61,7 +61,7 @@ class Running:
         return StepEvent(self.submission.request.request_id, [], self.session.statistics, None, error)
 
 
-def by_urgency(running: Sequence[Running], max_draft_tokens: int) -> list[Running]:
+def by_urgency(running: Sequence[RunningRequest], max_draft_tokens: int) -> list[RunningRequest]:
     """Sort sequences by their priority in a pass: first those that decode, then the oldest prefill, then the other
     prefills by length. So no prefill starves, and long prompts do not delay short ones."""
     decoding = [each for each in running if each.is_decoding(max_draft_tokens)]
@@ -69,7 +69,9 @@ def by_urgency(running: Sequence[Running], max_draft_tokens: int) -> list[Runnin
     return decoding + prefilling[:1] + sorted(prefilling[1:], key=lambda each: len(each.sequence.pending))
 
 
-def start_request(entry: Waiting, engine: Engine, drafter: Drafter, default_budget: DraftBudget) -> Running:
+def start_request(
+    entry: WaitingRequest, engine: Engine, drafter: Drafter, default_budget: DraftBudget
+) -> RunningRequest:
     """Claim a slot in the engine and start the draft sources. default_budget: of requests without a budget. Raises
     RequestError if the request's guide cannot be used. After an error the slot is free again."""
     submission, request, limits = entry.submission, entry.submission.request, engine.limits
@@ -104,4 +106,4 @@ def start_request(entry: Waiting, engine: Engine, drafter: Drafter, default_budg
         top_k = drafter.needs_top_k(request.request_id) if names else 0
         stack.pop_all()
     logits = needs_logits(request)
-    return Running(submission, entry.on_event, entry.continues, session, sequence, logits, top_k, names)
+    return RunningRequest(submission, entry.on_event, entry.continues, session, sequence, logits, top_k, names)

@@ -29,7 +29,7 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE
 from pipeline.engine.admission import check_submission, matcher_of
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
-from pipeline.engine.running import Running, by_urgency, start_request
+from pipeline.engine.running import RunningRequest, by_urgency, start_request
 from pipeline.engine.step import advance, start_masks
 from pipeline.engine.submission import (
     GenerationResult,
@@ -67,7 +67,7 @@ class Scheduler:
         self._planner = planner
         self._default_budget = default_budget
         self._prefill_chunk = prefill_chunk
-        self._running: list[Running] = []
+        self._running: list[RunningRequest] = []
         # Calls that learn from a pass or close sessions. They run after the tokens of the pass are sent.
         self._deferred: list[Callable[[], None]] = []
         self._queue = WaitingQueue(max_queue_size, engine.limits.max_batch_size)
@@ -222,12 +222,12 @@ class Scheduler:
                     self._queue.forget(entry.request_id)
                 notify(entry.on_event, ended_waiting(entry.submission, None, error))
 
-    def _plan(self) -> list[tuple[Running, VerifyItem]]:
+    def _plan(self) -> list[tuple[RunningRequest, VerifyItem]]:
         """Items of the next pass, within `max_num_tokens`: pending tokens of decoding sequences first, then prompt
         chunks, then drafts."""
         limits = self.engine.limits
         room = max_num_tokens = limits.max_num_tokens
-        chosen: list[Running] = []
+        chosen: list[RunningRequest] = []
         items: list[PlanItem] = []
         for running in by_urgency(self._running, limits.max_draft_tokens):
             num_pending = len(running.sequence.pending)
@@ -243,7 +243,7 @@ class Scheduler:
             for running, item, tree in zip(chosen, items, trees, strict=True)
         ]
 
-    def _item(self, running: Running, num_pending: int, is_last: bool) -> PlanItem:
+    def _item(self, running: RunningRequest, num_pending: int, is_last: bool) -> PlanItem:
         """The drafts of a sequence, if it yields a token and drafting pays."""
         # Drafts that came with the request are verified in any case.
         names = frozenset() if running.has_supplied or not is_last else running.names
@@ -253,7 +253,7 @@ class Scheduler:
         cached = running.sequence.num_cached_tokens
         return PlanItem(tree, num_pending, cached, is_last, names, seconds if names else None)
 
-    def _advance(self, running: Running, item: VerifyItem, masks: TreeMasks | None, logits: NodeLogits) -> None:
+    def _advance(self, running: RunningRequest, item: VerifyItem, masks: TreeMasks | None, logits: NodeLogits) -> None:
         running.prompt_rows += logits.pending()
         if running.sequence.pending:  # more of a prompt, whose rows are requested
             return
@@ -273,7 +273,7 @@ class Scheduler:
             except Exception:  # noqa: PERF203  # it costs speed only, and tokens of the step are already sent
                 logger.exception("the draft sources could not learn from a step")
 
-    def _end(self, running: Running, event: StepEvent) -> None:
+    def _end(self, running: RunningRequest, event: StepEvent) -> None:
         """Free the request's slot and send its last event. event: result of the last step, or the error."""
         session, request = running.session, running.submission.request
         self._deferred.append(session.close)

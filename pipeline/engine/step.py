@@ -12,7 +12,7 @@ from pipeline.decoding.sampling import choose_token
 from pipeline.decoding.session import StepOutcome
 from pipeline.decoding.tree import DraftTree
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
-from pipeline.engine.running import Running
+from pipeline.engine.running import RunningRequest
 from pipeline.engine.submission import StepEvent
 
 # Returns the target's token after a node, given the tokens emitted before it in this step.
@@ -23,7 +23,7 @@ Choose = Callable[[int, Sequence[int]], int]
 NO_TOKEN = -1
 
 
-def start_masks(running: Running, item: VerifyItem) -> TreeMasks | None:
+def start_masks(running: RunningRequest, item: VerifyItem) -> TreeMasks | None:
     """Start to compute the masks of the tree's nodes in a thread. None without a grammar, and if the item leaves tokens
     pending, because then no token is chosen."""
     matcher = running.session.matcher
@@ -35,7 +35,7 @@ def start_masks(running: Running, item: VerifyItem) -> TreeMasks | None:
 
 
 def advance(
-    engine: Engine, running: Running, tree: DraftTree, logits: NodeLogits, masks: TreeMasks | None
+    engine: Engine, running: RunningRequest, tree: DraftTree, logits: NodeLogits, masks: TreeMasks | None
 ) -> StepEvent:
     """Process the result of a pass over a tree. Returns the event for the requester. Raises RequestError if the grammar
     permits no continuation."""
@@ -66,7 +66,7 @@ def advance(
     )
 
 
-def _chooser(running: Running, logits: NodeLogits, masks: TreeMasks | None) -> Choose:
+def _chooser(running: RunningRequest, logits: NodeLogits, masks: TreeMasks | None) -> Choose:
     request, session, choices = running.submission.request, running.session, logits.choices
 
     def choose(node: int, emitted: Sequence[int]) -> int:
@@ -86,7 +86,7 @@ def _chooser(running: Running, logits: NodeLogits, masks: TreeMasks | None) -> C
     return choose
 
 
-def _recording(choose: Choose, log_probs: TokenLogProbs, running: Running, logits: NodeLogits) -> Choose:
+def _recording(choose: Choose, log_probs: TokenLogProbs, running: RunningRequest, logits: NodeLogits) -> Choose:
     """Wrap `choose` so that it records log probabilities of its choices and of the alternatives."""
     wanted = running.submission.wanted
 

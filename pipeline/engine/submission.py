@@ -94,6 +94,7 @@ def notify(on_event: OnEvent, event: StepEvent) -> None:
 
 
 def raise_first_error(results: Iterable[GenerationResult]) -> None:
+    """Raise the error of the first result that has one, if any."""
     for result in results:
         if result.error is not None:
             raise result.error

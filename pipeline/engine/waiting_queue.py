@@ -30,7 +30,7 @@ _NUM_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Waiting:
+class WaitingRequest:
     """A request without a slot. continues: whether it is a continuation. matcher: future of its guide's matcher; None
     without a guide."""
 
@@ -56,8 +56,8 @@ class WaitingQueue:
 
     max_queue_size: int
     num_slots: int
-    waiting: deque[Waiting] = field(default_factory=deque)
-    continuing: deque[Waiting] = field(default_factory=deque)
+    waiting: deque[WaitingRequest] = field(default_factory=deque)
+    continuing: deque[WaitingRequest] = field(default_factory=deque)
     cancelled: set[str] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
     closed: bool = False
@@ -88,21 +88,22 @@ class WaitingQueue:
             raise BusyError(f"busy: {self.max_queue_size} requests are waiting already; send the request again later")
         if continues:
             self._continue(key)
-        (self.continuing if continues else self.waiting).append(Waiting(submission, on_event, continues, matcher))
+        entry = WaitingRequest(submission, on_event, continues, matcher)
+        (self.continuing if continues else self.waiting).append(entry)
         self.known.add(request.request_id)
 
     def can_take(self, num_free: int, now: float) -> bool:
         """Whether a waiting request may take one of the free slots."""
         return self._next(num_free, now) is not None
 
-    def take(self, num_free: int, now: float) -> Waiting | None:
+    def take(self, num_free: int, now: float) -> WaitingRequest | None:
         """Remove and return the request that gets a free slot next, if any."""
         entry = self._next(num_free, now)
         if entry is not None:
             (self.continuing if entry.continues else self.waiting).remove(entry)
         return entry
 
-    def _next(self, num_free: int, now: float) -> Waiting | None:
+    def _next(self, num_free: int, now: float) -> WaitingRequest | None:
         """The first ready continuation, else the first ready new request for which a slot is free and not held."""
         while self._held and self._held[0][1] <= now:
             self._held.popleft()
@@ -113,7 +114,7 @@ class WaitingQueue:
             entry = next((entry for entry in self.waiting if entry.is_ready), None)
         return entry
 
-    def take_cancelled(self) -> tuple[set[str], list[Waiting]]:
+    def take_cancelled(self) -> tuple[set[str], list[WaitingRequest]]:
         """Return the ids cancelled since the last call, and the waiting requests among them, which leave the queue."""
         cancelled, self.cancelled = self.cancelled, set()
         dropped = [entry for entry in (*self.continuing, *self.waiting) if entry.request_id in cancelled]

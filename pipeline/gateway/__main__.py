@@ -125,6 +125,7 @@ def _configure_logging(as_json: bool) -> None:
 
 
 def main() -> int:
+    """Serve the spec that the command line names. Returns the exit code: 2 if an address cannot be used."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     path = Path(sys.argv[1])
     spec = GatewaySpec.model_validate_json(path.read_bytes())

@@ -98,6 +98,7 @@ def stop_tokens_option(options: Mapping[str, str]) -> frozenset[int]:
 
 
 def is_token_list(value: object) -> TypeGuard[list[int]]:
+    """Whether a value is a list of integers of at least 0."""
     return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
 
 

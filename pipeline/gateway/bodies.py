@@ -96,6 +96,7 @@ def parse_json(body: bytes) -> Json:
 
 
 def write_json(value: Json) -> bytes:
+    """Serialize a JSON object to UTF-8."""
     return pydantic_core.to_json(value)
 
 

@@ -114,6 +114,7 @@ def stop_request(model: str, request_id: str) -> Any:
 
 
 def create_deployment(spec: DeploymentSpec) -> Deployment:
+    """The deployment of a spec. Its channels connect at their first call."""
     return Deployment(
         spec,
         tuple(Upstream(triton.http, {TRITON_KEY_HEADER: triton.key}) for triton in spec.tritons),

@@ -80,6 +80,7 @@ def text_of_body(body: bytes) -> str:
 
 
 def text_of_json(value: Any) -> str:
+    """Message in an error response, in Triton's or OpenAI's format."""
     if isinstance(value, dict):
         error = value.get("error", value)
         if isinstance(error, dict):

@@ -37,4 +37,5 @@ def parsed(event: bytes) -> Json | bytes:
 
 
 def event_of(chunk: Json) -> bytes:
+    """The server-sent event with a chunk."""
     return DATA + write_json(chunk) + b"\n\n"

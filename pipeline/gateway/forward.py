@@ -19,7 +19,7 @@ from pipeline.request_ids import SentId
 _LONGEST_ERROR_BYTES = 1 << 16
 # Longest event that is held until it is complete.
 _LONGEST_EVENT_BYTES = 1 << 20
-_PASSED_HEADERS = ("content-type", "content-length", HEADER_LENGTH)
+_FORWARDED_HEADERS = ("content-type", "content-length", HEADER_LENGTH)
 STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -54,7 +54,7 @@ async def forward(
             with anyio.fail_after(request.timeout_s):
                 try:
                     async with transport(request) as response:
-                        await _pass_on(response, request.request_id, answer, sent_id)
+                        await _forward_response(response, request.request_id, answer, sent_id)
                 except asyncio.CancelledError:
                     stop()
                     raise
@@ -71,12 +71,12 @@ def late(request: UpstreamRequest) -> Refusal:
     return Refusal(504, f"the request took longer than {request.timeout_s:g} s")
 
 
-async def _pass_on(response: Response, request_id: str, answer: ResponseWriter, sent_id: SentId) -> None:
+async def _forward_response(response: Response, request_id: str, answer: ResponseWriter, sent_id: SentId) -> None:
     """Forward a response."""
     status, chunks = response.status, response.chunks
     if status >= 400:
         raise refusal_of(status, text_of_body(await start_of(chunks)), request_id)
-    headers = {name: response.headers[name] for name in _PASSED_HEADERS if name in response.headers}
+    headers = {name: response.headers[name] for name in _FORWARDED_HEADERS if name in response.headers}
     if headers.get("content-type", "").startswith("text/event-stream"):
         started = False
         async with aclosing(events(chunks, _LONGEST_EVENT_BYTES)) as found:

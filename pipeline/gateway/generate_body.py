@@ -71,10 +71,13 @@ def sent_id_of(value: Json, tenant: Tenant, is_unique: bool) -> SentId:
 
 
 def with_sent_id(value: Json, sent_id: SentId) -> Json:
+    """The request with the id to send, if it has one."""
     return value | {ID: sent_id.text} if sent_id.text else value
 
 
 def with_namespace(value: Json, tenant: Tenant) -> Json:
+    """The request with the tenant's namespace. Raises Refusal (400) if the client's is no string, or as
+    `Tenant.namespace` does."""
     asked = single(value.get(NAMESPACE, ""))
     if not isinstance(asked, str):
         raise Refusal(400, "namespace must be a string")

@@ -1,4 +1,4 @@
-"""What the headers of an HTTP request say: API key, time limit, trace and session."""
+"""Reads API key, time limit, trace and session from the headers of an HTTP request."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _SECONDS = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?", re.I)
 
 
 def key_of(request: Request) -> str | None:
+    """The API key of a request; None without one."""
     return bearer_key(request.headers.get("authorization")) or request.headers.get("x-api-key")
 
 

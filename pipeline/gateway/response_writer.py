@@ -56,6 +56,7 @@ class ResponseWriter:
 
 
 def error_body(refusal: Refusal, style: Style) -> dict[str, Any]:
+    """JSON of an error response, in the format of Triton or of OpenAI's API."""
     if style == "triton":
         return {"error": refusal.sentence}
     kind = _TYPES.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "server_error")

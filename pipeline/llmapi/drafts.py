@@ -34,7 +34,7 @@ _ANY_VOCABULARY = 1 << 30
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningRequest:
     """A running request. num_tokens: tokens that the sources have learned. tree: the last draft."""
 
     num_tokens: int
@@ -50,7 +50,7 @@ class ChainDrafts:
         self.settings = settings
         self.num_failures = 0
         self._drafter: Drafter | None = None
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, _RunningRequest] = {}
         self._num_steps = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class ChainDrafts:
         if running is None:
             start = as_token_ids(tokens[: min(prompt_len, len(tokens))])
             self._sources().start(str(request_id), start, "", self._names())
-            running = self._running[request_id] = _Running(len(start))
+            running = self._running[request_id] = _RunningRequest(len(start))
         running.last_seen = self._num_steps
         self._learn(request_id, tokens)
         if max_len <= 0:

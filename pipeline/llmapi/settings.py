@@ -121,6 +121,7 @@ def ngram_config(settings: DraftSettings) -> dict[str, Any]:
 
 
 def suffix_automaton_arguments(settings: DraftSettings) -> dict[str, Any]:
+    """Arguments of the LLM API's SADecodingConfig."""
     return {
         "max_draft_len": settings.max_draft_len,
         "max_matching_ngram_size": LONGEST_MATCH,

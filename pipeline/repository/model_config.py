@@ -60,6 +60,7 @@ def python_target(
 
 
 def preprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
+    """Config of TensorRT-LLM's `preprocessing`: text to tokens."""
     contract = model_contract("preprocessing")
     config = _config("preprocessing", resolved, contract.inputs, contract.outputs)
     set_batching(config, resolved)
@@ -70,6 +71,7 @@ def preprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfi
 
 
 def postprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
+    """Config of TensorRT-LLM's `postprocessing`: tokens to text."""
     contract = model_contract("postprocessing")
     config = _config("postprocessing", resolved, contract.inputs, contract.outputs)
     config.dynamic_batching.SetInParent()
@@ -153,6 +155,7 @@ def parse(text: str, where: str) -> pb.ModelConfig:
 
 
 def read(path: Path) -> pb.ModelConfig:
+    """Read a config.pbtxt. Raises RepositoryError if it cannot be read or is not valid."""
     try:
         return parse(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:

@@ -33,6 +33,7 @@ _CODE = {
 
 
 def repository_dir(artifact: Artifact) -> Path:
+    """Folder of the model repository that serves the artifact, if no other is named."""
     return artifact.folder / REPOSITORY
 
 
@@ -57,6 +58,7 @@ def render(resolved: ResolvedConfig, artifact: Artifact, out_dir: Path, source: 
 
 
 def model_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
+    """Configs of all models of the repository. Raises RepositoryError if an engine does not state its vocabulary."""
     backend = backend_of(resolved.backend)
     targets = backend.target_configs(resolved, artifact)
     front = model_config.lookahead_bls(resolved, artifact, vocab_size(backend.vocab_dir(artifact)))

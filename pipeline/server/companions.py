@@ -52,6 +52,7 @@ def end_companion(path: Path, server_id: str) -> None:
 
 
 def kill_marked(server_id: str) -> None:
+    """Kill all processes of a server, except this one."""
     for pid in marked_processes(server_id):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

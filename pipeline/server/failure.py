@@ -25,7 +25,7 @@ SHM = Path("/dev/shm")
 TAIL_LINES = 15
 
 
-def passing_failure(log_paths: Iterable[Path], free_ports: bool) -> str | None:
+def transient_failure(log_paths: Iterable[Path], free_ports: bool) -> str | None:
     """Reason of a failure after which a second start may succeed; None for other failures. log_paths: logs of all
     processes. free_ports: whether a second start uses other ports."""
     text = "\n".join(map(_text, log_paths))

@@ -48,7 +48,7 @@ _RESTART_WINDOW_S = 600.0
 HANG_SECONDS = 60.0
 # Interval between checks of the models' processes, and time limit of a server that lost one to end by itself.
 _WATCH_SECONDS = 1.0
-_CRIPPLED_SECONDS = 2.0
+_DEGRADED_SECONDS = 2.0
 
 
 class GuardSpec(NamedTuple):
@@ -163,8 +163,8 @@ def main() -> int:
             record_restart(spec.state_path, num_restarts, reason)
             if can_start:
                 recent.append(now)
-            elif (asked := _wait_until_it_can_start(fds, spec)) is not None:
-                end = asked
+            elif (requested := _wait_until_it_can_start(fds, spec)) is not None:
+                end = requested
                 return 0
     finally:
         _kill_rest(spec, None)
@@ -227,8 +227,8 @@ def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSp
     while True:
         ready, _, _ = select.select(fds, [], [], _WATCH_SECONDS)
         is_ready = watch.is_ready()
-        if (asked := _asked_end(fds, ready, spec, is_ready)) is not None:
-            return asked
+        if (requested := _requested_end(fds, ready, spec, is_ready)) is not None:
+            return requested
         if server.poll() is not None:
             return _End(restart=ready_file.exists())
         if how := watch.hangs():
@@ -240,7 +240,7 @@ def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSp
         with suppress(OSError), Path(spec.folder, VERBOSE_LOG).open("r+b") as verbose:  # few servers have it
             limit_size(verbose)
         # Before it is ready, a server that loses a model's process logs the reason and ends by itself.
-        if dead := models.dead_models(_CRIPPLED_SECONDS if is_ready else spec.hang_seconds):
+        if dead := models.dead_models(_DEGRADED_SECONDS if is_ready else spec.hang_seconds):
             processes = "process of the model" if len(dead) == 1 else "processes of the models"
             return _End(
                 f"the {processes} {', '.join(dead)} died; the log may say why, else memory was too small", restart=True
@@ -251,12 +251,12 @@ def _wait_until_it_can_start(fds: list[int], spec: GuardSpec) -> _End | None:
     """Wait until the server can be started again. Returns None then, or why it should end instead."""
     while not any_answers(spec.waits_for):
         ready, _, _ = select.select(fds, [], [], _WATCH_SECONDS)
-        if (asked := _asked_end(fds, ready, spec, False)) is not None:
-            return asked
+        if (requested := _requested_end(fds, ready, spec, False)) is not None:
+            return requested
     return None
 
 
-def _asked_end(fds: list[int], ready: list[int], spec: GuardSpec, is_ready: bool) -> _End | None:
+def _requested_end(fds: list[int], ready: list[int], spec: GuardSpec, is_ready: bool) -> _End | None:
     """The end of the server that a signal requests, or the end of the process to which it belongs; None without one.
     ready: of fds. is_ready: whether the server is ready."""
     wake_fd, patience = fds[0], STOP_SECONDS if is_ready else _LOADING_SECONDS

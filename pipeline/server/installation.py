@@ -62,6 +62,7 @@ def find_installation(environment: Mapping[str, str] = os.environ, container: Pa
 
 
 def backends_dir(executable: Path) -> Path:
+    """Triton's default backend directory beside a tritonserver."""
     return executable.resolve().parents[1] / "backends"
 
 

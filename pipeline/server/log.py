@@ -1,6 +1,6 @@
 """The server's log file: the end of the last run, and preserved logs of crashed runs.
 
-The guard writes the last line of every log. If that line does not say "stopped", the server crashed, failed to load, or
+The guard writes the last line of every log. If that line is not about a stop, the server crashed, failed to load, or
 was killed with its guard. The next start then moves the log to `server.log.1` (older ones to .2 and .3) instead of
 overwriting it. Standard library only, because the guard uses it.
 """
@@ -28,6 +28,7 @@ def write_end(path: Path, stopped: bool, reason: str) -> None:
 
 
 def write_restart(path: Path, number: int, reason: str) -> None:
+    """Append a line about a restart. number: of restarts so far, with this one."""
     _append(path, f"lookahead: restart {number} ({reason})")
 
 
@@ -47,6 +48,7 @@ def limit_size(log: BinaryIO) -> None:
 
 
 def was_stopped(path: Path) -> bool:
+    """Whether a log ends with a stop on request. False if there is no log."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

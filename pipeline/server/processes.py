@@ -104,6 +104,7 @@ def make_private(prefix: str) -> None:
 
 
 def remove_shm(prefix: str) -> None:
+    """Remove the shared memory regions whose names start with prefix."""
     for path in shm_files(prefix):
         path.unlink(missing_ok=True)
 

@@ -35,10 +35,12 @@ def serving_dir(base: Path) -> Path:
 
 
 def free_dir(base: Path) -> Path:
+    """The other run folder, for new servers beside the running ones."""
     return base if serving_dir(base) != base else base / _SECOND
 
 
 def set_serving(base: Path, folder: Path) -> None:
+    """Record the run folder in which servers run from now on."""
     write_whole(base / _SERVING, ("" if folder == base else _SECOND) + "\n")
 
 

@@ -20,7 +20,7 @@ from pipeline.engine.backend import Note
 from pipeline.engine.command import MakeCommand
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, try_lock, write_whole
-from pipeline.server.failure import explain_failure, passing_failure
+from pipeline.server.failure import explain_failure, transient_failure
 from pipeline.server.gateway import gateway_service, triton_spec
 from pipeline.server.guard import DRAIN_SECONDS, READY_FILE, GuardSpec, owner, release_guard, start_guard, stop_guard
 from pipeline.server.log import LOG, VERBOSE_LOG, keep_previous, was_stopped, write_end
@@ -36,14 +36,14 @@ from pipeline.server.state import (
     gateway_state_path,
     has_gateway,
     is_ready,
-    require_none,
+    require_no_server,
     sweep,
 )
 from pipeline.triton_models import drain_lock, handover
 from pipeline.triton_models.spans import trace_variables
 
 LOCK, BACKENDS = ".lock", "backends"
-# Free ports are not reserved, and Triton itself sometimes fails to start: see `passing_failure`.
+# Free ports are not reserved, and Triton itself sometimes fails to start: see `transient_failure`.
 ATTEMPTS = 3
 
 # Time for tritonserver's guard to end after its gateway.
@@ -110,7 +110,7 @@ def start_server(
     with progress messages. Raises ServerError, with the reason from the log, if it does not become ready.
     """
     with _locked(run_dir):
-        require_none(run_dir)
+        require_no_server(run_dir)
         if (kept := keep_previous(run_dir)) is not None:
             note(f"the previous server ended unexpectedly; its log is now {kept}")
         (run_dir / VERBOSE_LOG).unlink(missing_ok=True)
@@ -132,7 +132,7 @@ def start_server(
                 stopped = was_stopped(run_dir / LOG)  # by another process
                 server.stop()
                 if isinstance(error, ServerError) and not stopped:
-                    if attempt + 1 < ATTEMPTS and (reason := _passing_failure(resolved, server)):
+                    if attempt + 1 < ATTEMPTS and (reason := _transient_failure(resolved, server)):
                         note(f"{reason}; starting again")
                         continue
                     write_end(run_dir / LOG, False, "it did not get ready")
@@ -257,11 +257,11 @@ def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> No
         time.sleep(0.1)
 
 
-def _passing_failure(resolved: ResolvedConfig, server: RunningServer) -> str | None:
+def _transient_failure(resolved: ResolvedConfig, server: RunningServer) -> str | None:
     """Reason of a failed start after which a second one may succeed, else None."""
     asked, gateway = resolved.profile.server, server.gateway
     free_ports = gateway is not None or 0 in (asked.http_port, asked.grpc_port, asked.metrics_port)
-    return passing_failure([server.log_path, *([] if gateway is None else [gateway.log_path])], free_ports)
+    return transient_failure([server.log_path, *([] if gateway is None else [gateway.log_path])], free_ports)
 
 
 @contextmanager

@@ -75,10 +75,11 @@ def service_dir(run_dir: Path, name: str) -> Path:
 
 
 def gateway_state_path(run_dir: Path) -> Path:
+    """State file of the gateway of a run folder."""
     return service_dir(run_dir, GATEWAY) / SERVICE_STATE
 
 
-def require_none(run_dir: Path) -> None:
+def require_no_server(run_dir: Path) -> None:
     """Raise ServerError if a server runs from run_dir."""
     if (running := find_server(run_dir)) is not None:
         raise ServerError(
@@ -149,6 +150,7 @@ def read_state(path: Path, kind: type[State]) -> State | None:
 
 
 def is_ready(state: ServerState) -> bool:
+    """Whether a server is ready for requests."""
     return answers(f"{state.http_url}/v2/health/ready")
 
 

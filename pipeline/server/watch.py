@@ -24,7 +24,7 @@ _START_LIMIT_S = 120.0
 
 
 class _Failures:
-    """Time for which a periodic check has failed. check: whether all is well."""
+    """Time for which a periodic check has failed. check: returns whether it succeeds."""
 
     def __init__(self, check: Callable[[], bool]) -> None:
         self._check = check
@@ -126,6 +126,7 @@ def _late(what: str, seconds: float, limit_s: float) -> str:
 
 
 def any_answers(urls: Sequence[str]) -> bool:
+    """Whether one of the URLs answers, see `answers`."""
     return any(map(answers, urls))
 
 
@@ -141,6 +142,7 @@ def answers(url: str) -> bool:
 
 
 def is_https(url: str) -> bool:
+    """Whether a URL has the scheme https."""
     return urlsplit(url).scheme == "https"
 
 

@@ -51,7 +51,7 @@ _WORD_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Served:
+class _ServedTarget:
     """One target model and the slots of its engine. A request occupies a slot, which holds its KV cache, between two
     calls. So the number of slots limits the number of running requests; the others wait."""
 
@@ -70,7 +70,7 @@ class Bls:
         self._drafting = profile.drafting
         self._codec = codec
         self._served = [
-            _Served(
+            _ServedTarget(
                 target,
                 traits,
                 FairSlots(profile.engine.max_batch_size, profile.scheduling.max_queue_size),

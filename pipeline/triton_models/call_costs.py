@@ -36,7 +36,7 @@ class CallCosts:
         self._products = _KEEP * self._products + row * seconds
         self._num_calls += 1
 
-    def num_paying(self, tree: DraftTree, chunk: int) -> int:
+    def best_num_drafts(self, tree: DraftTree, chunk: int) -> int:
         """Return how many of a tree's most probable nodes to send for the most tokens per second. 0: a call without
         drafts that decodes `chunk` tokens is faster."""
         if self._num_calls < _MIN_CALLS or not len(tree) or tree.probabilities is None:

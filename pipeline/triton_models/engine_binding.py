@@ -38,7 +38,7 @@ class Target(Protocol):
         """Yield the responses to one request as they arrive. Closing the generator early cancels the request."""
 
 
-class Patience:
+class RetryBackoff:
     """Pauses between the retries of one call. has_begun: whether the request made a call before; the first call of a
     request is not retried."""
 
@@ -76,19 +76,19 @@ class EngineBinding:
     ) -> tuple[Tensors, float]:
         """Return the target's response and the start of the call (seconds of time.perf_counter). While the target's
         queue is full, a request that has begun retries; a new one raises BusyError."""
-        patience = Patience(has_begun)
+        backoff = RetryBackoff(has_begun)
         while True:
             started = time.perf_counter()
             try:
                 return await self.target.call(tensors, outputs, call_id), started
             except BusyError as error:
-                await patience.wait(error)
+                await backoff.wait(error)
 
     async def responses(
         self, tensors: Mapping[str, Array], call_id: str, has_begun: bool
     ) -> AsyncGenerator[Tensors, None]:
         """Yield the target's responses to one call. Retries as `response` does until the first response."""
-        patience, is_answered = Patience(has_begun), False
+        backoff, is_answered = RetryBackoff(has_begun), False
         while True:
             try:
                 async with aclosing(self.target.stream(tensors, self.traits.outputs, call_id)) as responses:
@@ -99,4 +99,4 @@ class EngineBinding:
             except BusyError as error:  # noqa: PERF203  # retries are rare
                 if is_answered:
                     raise
-                await patience.wait(error)
+                await backoff.wait(error)

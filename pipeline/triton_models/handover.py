@@ -73,10 +73,10 @@ def prepare_handover(folder: Path) -> None:
         (folder / name).touch()
 
 
-def hand_over(old: Path, new: Path, nudge: Callable[[], None], patience_s: float) -> bool:
+def hand_over(old: Path, new: Path, wake: Callable[[], None], patience_s: float) -> bool:
     """Move the learned state of the running server with the handover folder `old` to the folder `new` of its successor.
 
-    nudge: makes the old server check for the request. patience_s: time limit for saving. Returns whether all processes
+    wake: makes the old server check for the request. patience_s: time limit for saving. Returns whether all processes
     of the old server have saved in time.
     """
     if not old.is_dir():
@@ -87,7 +87,7 @@ def hand_over(old: Path, new: Path, nudge: Callable[[], None], patience_s: float
     shutil.rmtree(old / _LEFT, ignore_errors=True)
     (old / _LEFT).mkdir(mode=0o700)
     (old / _WANTED).touch()
-    nudge()
+    wake()
     deadline = time.monotonic() + patience_s
     while not (is_saved := all((old / f"{name}{_SAVED}").exists() for name in names)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)

@@ -48,7 +48,7 @@ WORKING_MODELS: Mapping[str, WorkingModel] = {
 }
 
 
-def passed_on(tensors: Tensors, model: WorkingModel) -> Tensors:
+def forwarded(tensors: Tensors, model: WorkingModel) -> Tensors:
     """Inputs of the request to `model` that returns the whole output in one response.
 
     A client that asks for a stream gets the output without the prompt, as in a stream. Any other client gets the prompt

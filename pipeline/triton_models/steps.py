@@ -103,7 +103,7 @@ class ChainSteps:
             return Step(EMPTY_TREE, remaining)
         chain = main_chain(tree, self.max_drafts)
         if self.costs is not None:
-            chain = main_chain(chain, self.costs.num_paying(chain, self.chunk))
+            chain = main_chain(chain, self.costs.best_num_drafts(chain, self.chunk))
         num_drafts = min(
             len(chain),
             limits.max_draft_len,

@@ -60,6 +60,7 @@ def number(tensors: Tensors, name: str) -> float | None:
 
 
 def integer(tensors: Tensors, name: str) -> int | None:
+    """An integer, or None."""
     value = scalar(tensors, name)
     return None if value is None else int(value)
 

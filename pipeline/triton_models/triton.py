@@ -128,6 +128,7 @@ def hide_torch() -> None:
 
 
 def tensors_of(request: Any) -> dict[str, Array]:
+    """Input tensors of a Triton request. They are views of memory that Triton owns."""
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
@@ -145,6 +146,7 @@ def outputs_of_call(responses: Iterable[Any]) -> Tensors:
 
 
 def response_of(tensors: Mapping[str, Array]) -> Any:
+    """A Triton response with these output tensors."""
     import triton_python_backend_utils as pb_utils
 
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
@@ -165,6 +167,7 @@ def error_response(error: Exception) -> Any:
 
 
 def request_error(error: Any) -> Exception:
+    """The exception for Triton's error of a call, see `refusal`. Ends the server if Triton has given up the call."""
     import triton_python_backend_utils as pb_utils
 
     end_server_if_given_up(error.message())

@@ -19,7 +19,7 @@ from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.repository.names import TARGET_MODEL
 from pipeline.server.client import Completion, Protocol, TextQuery, complete
-from pipeline.server.figures import read_metrics
+from pipeline.server.metrics import read_metrics
 from pipeline.server.processes import model_processes
 from pipeline.server.server import RunningServer
 from pipeline.server.startup import PreparedServer, launch, prepare

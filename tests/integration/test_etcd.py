@@ -21,7 +21,7 @@ from pipeline.dynamo.services import FRONT_END, WORKER
 from pipeline.errors import ServerError
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.discovery import ETCD_ENDPOINTS, FILE_KV
-from pipeline.server.figures import read_metrics
+from pipeline.server.metrics import read_metrics
 from pipeline.server.processes import marked_processes
 from tests.etcd import NO_ETCD, Etcd, etcd_path
 from tests.integration.servers import prepared

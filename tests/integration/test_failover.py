@@ -22,7 +22,7 @@ from pipeline.dynamo.failover import verify_failover
 from pipeline.dynamo.fleet import Fleet, find_ended, openai_url, start_fleet, stop_fleet
 from pipeline.repository.names import TARGET_MODEL
 from pipeline.server.client import TextQuery, complete
-from pipeline.server.figures import read_metrics
+from pipeline.server.metrics import read_metrics
 from pipeline.server.processes import marked_processes, model_processes
 from pipeline.server.state import find_own, find_server, is_ready, replica_dir
 from pipeline.server.watch import answers

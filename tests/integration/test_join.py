@@ -10,7 +10,7 @@ import pytest
 from pipeline.config.places import Places
 from pipeline.dynamo.fleet import Fleet, check_fleet, openai_url, start_fleet
 from pipeline.server.discovery import FILE_KV
-from pipeline.server.figures import read_metrics
+from pipeline.server.metrics import read_metrics
 from tests.integration.servers import prepared
 from tests.patience import PATIENCE_S
 

@@ -34,6 +34,7 @@ _WHERE = {
 
 
 def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
+    """Main facts of a build, one line of text each. Raises ConfigError with all faults."""
     return summary(plan_for(resolved))
 
 
@@ -79,6 +80,7 @@ def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
 
 
 def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
+    """Build the engines of a config into `folder`, see `execute`."""
     execute(plan_for(resolved, checkpoint_hash=checkpoint.content_hash), resolved, checkpoint, note, folder)
 
 

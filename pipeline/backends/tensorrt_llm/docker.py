@@ -52,10 +52,12 @@ def docker_argv(
 
 
 def serving_image(tag: str) -> str:
+    """Name of the image of a server. tag: of NVIDIA's container."""
     return f"lookahead-serving:{tag}"
 
 
 def build_image_argv(tag: str, home: Path) -> tuple[str, ...]:
+    """Command that builds the image of a server. home: folder of docker/."""
     folder = home / "docker"
     return (
         "docker", "build", "--build-arg", f"BASE={image_of(tag)}", "--tag", serving_image(tag),

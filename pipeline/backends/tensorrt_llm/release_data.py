@@ -127,6 +127,7 @@ class ReleaseData(Frozen, extra="ignore"):
 
 @cache
 def release() -> ReleaseData:
+    """The data of the release line."""
     text = resources.files(__package__).joinpath("release_data.json").read_text(encoding="utf-8")
     return ReleaseData.model_validate_json(text)
 
@@ -137,6 +138,7 @@ def flag_words(flag: Flag, value: object) -> tuple[str, ...]:
 
 
 def image_of(tag: str) -> str:
+    """Name of NVIDIA's image with TensorRT-LLM and Triton."""
     return f"nvcr.io/nvidia/tritonserver:{tag}-trtllm-python-py3"
 
 

@@ -60,6 +60,7 @@ def kv_bytes_per_token(context: BuildContext) -> int:
 
 
 def gpu_need(context: BuildContext) -> GpuNeed:
+    """Memory that the engines of a config need on each GPU."""
     ranks, engines = context.model.parallelism, len(context.modes)
     per_rank = weight_bytes(context) // (ranks.tensor * ranks.pipeline)
     width = 4 * context.known_shape.hidden_size + 3 * -(-context.known_shape.intermediate_size // ranks.tensor)
@@ -98,6 +99,7 @@ def kv_tokens_of(context: BuildContext, mode: Mode) -> int:
 
 
 def estimate_of(context: BuildContext) -> Estimate:
+    """The estimates of a config whose model's sizes are known."""
     source = int(context.model.num_parameters * min(_BYTES_OF_DTYPE[context.resolved.dtype], 2.0))
     converted = weight_bytes(context)
     # A conversion holds the source and the weights of one rank; a build holds its weights twice.

@@ -85,6 +85,7 @@ def run_conversion(
 
 
 def run_build(plan: Plan, stage: EngineStage, note: Note, run: Run = run_process) -> None:
+    """Run the build of one engine. Raises BuildError if it fails, or if the engine differs from the plan."""
     if is_done(stage):
         note(f"engine '{stage.instance.mode}': reused ({stage.output})")
         return

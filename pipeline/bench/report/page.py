@@ -15,6 +15,7 @@ from pipeline.bench.report.results import BenchResults
 
 
 def html_of(results: BenchResults) -> str:
+    """The report as the text of an HTML file."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["inline_markdown"] = inline_markdown
     text = resources.files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")

@@ -222,6 +222,7 @@ def cost_table(results: BenchResults) -> Table:
 
 
 def definitions(results: BenchResults) -> str:
+    """One paragraph: how the measurement was made, and what its figures mean."""
     through_server = bool(results.manifest.get("config", {}).get("url"))
     if through_server:
         emptied = "before every prompt" if results.warmth == "cold" else "before each repeat"
@@ -258,6 +259,7 @@ def markdown_of(results: BenchResults) -> str:
 
 
 def title_of(results: BenchResults) -> str:
+    """Title of the report, with model and profile."""
     config = results.manifest.get("config", {})
     model, profile = config.get("model", "unknown model"), config.get("profile", "unknown profile")
     return f"Lookahead bench: {model}, profile {profile}"

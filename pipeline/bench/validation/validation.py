@@ -85,6 +85,7 @@ class ValidationPlan:
 
 
 def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[Stage, ...]:
+    """The stages of a validation, in order. out_dir: folder of the bench's results."""
     which = ("--model", plan.model, "--profile", plan.profile, *_set(plan.settings))
     strategies = ",".join(plan.strategies)
     amount = ("--limit", str(plan.num_prompts), "--max-new-tokens", str(plan.max_new_tokens))
@@ -159,6 +160,7 @@ def private_places(places: Places, out_dir: Path) -> tuple[Places, dict[str, str
 
 
 def has_passed(results: Sequence[StageResult]) -> bool:
+    """Whether all stages have passed; a skipped stage has not."""
     return all(result.outcome == "passed" for result in results)
 
 

@@ -35,6 +35,7 @@ def report_of(plan: ValidationPlan, results: Sequence[StageResult]) -> dict[str,
 
 
 def write_report(out_dir: Path, report: dict[str, Any]) -> tuple[Path, Path]:
+    """Write a report as Markdown and as JSON, atomically. Returns their paths."""
     markdown, data = out_dir / REPORT_MARKDOWN, out_dir / REPORT_JSON
     write_whole(data, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     write_whole(markdown, report_markdown(report, out_dir / BENCH_JSON))

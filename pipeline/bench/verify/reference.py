@@ -53,6 +53,7 @@ def agreement(model: Any, outputs: Iterable[tuple[IntArray, Sequence[int]]], tol
 
 
 def disagreement_sentence(share: float) -> str:
+    """The message of a failed comparison. share: see `agreement`."""
     return (
         f"Only {share:.0%} of the engine's greedy tokens are the most probable ones of transformers with the "
         "checkpoint's weights. The engine has other weights, or computes another model."

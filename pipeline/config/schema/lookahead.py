@@ -27,6 +27,7 @@ class LookaheadConfig(Frozen):
 
     @classmethod
     def of(cls, w: int, n: int, g: int, origin: str = "unstated") -> LookaheadConfig:
+        """The config of W, N and G. Raises ValidationError if they are not possible."""
         return cls(max_window_size=w, max_ngram_size=n, max_verification_set_size=g, origin=origin)
 
     @property

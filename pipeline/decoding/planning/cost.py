@@ -41,10 +41,6 @@ class CostCurve:
         if not self.points:
             raise ValueError("a cost curve needs at least one measured point")
 
-    def seconds(self, num_tokens: int, batch_size: int, context_len: int) -> float:
-        """Time of one pass in seconds."""
-        return float(self.seconds_up_to(num_tokens, batch_size, context_len)[num_tokens])
-
     def seconds_up_to(self, num_tokens: int, batch_size: int, context_len: int) -> Times:
         """[num_tokens + 1] times in seconds of passes of 0, 1, ... num_tokens tokens, never decreasing.
 

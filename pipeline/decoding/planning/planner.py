@@ -50,7 +50,7 @@ class Planner(Protocol):
         tokens."""
 
     def record(self, seconds: float) -> None:
-        """Take the time of the pass of the last plan."""
+        """Record how long the pass of the last plan took."""
 
 
 class FixedPlanner:

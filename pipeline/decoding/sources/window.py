@@ -32,30 +32,25 @@ class _Lookahead:
 
 
 class WindowSource:
-    """Drafts from the lookahead window and its n-gram pool. A request uses the model's W, N and G unless `configure`
-    sets others."""
+    """Drafts from the lookahead window and its n-gram pool. limits: the largest W, N and G of a request. A request uses
+    them unless `configure` sets others."""
 
     name = "window"
     needs_top_k = 0
 
     def __init__(self, config: WindowDraftConfig, limits: LookaheadConfig) -> None:
         self._pool_from_prompt = config.pool_from_prompt
-        self._limits = limits
+        self.limits = limits
         self._requests: dict[str, _Lookahead] = {}
 
-    @property
-    def limits(self) -> LookaheadConfig:
-        """The largest W, N and G of a request, which are also the default."""
-        return self._limits
-
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
-        self._begin(request_id, np.array(prompt_ids, np.int32), self._limits)
+        self._begin(request_id, np.array(prompt_ids, np.int32), self.limits)
 
     def configure(self, request_id: str, lookahead: LookaheadConfig) -> None:
         """Set W, N and G of a request right after `start`. Raises RequestError if they exceed the limits."""
-        if lookahead.exceeds(self._limits):
+        if lookahead.exceeds(self.limits):
             raise RequestError(
-                f"lookahead (W, N, G) is {lookahead.sizes}; this engine allows at most {self._limits.sizes}"
+                f"lookahead (W, N, G) is {lookahead.sizes}; this engine allows at most {self.limits.sizes}"
             )
         self._begin(request_id, self._requests[request_id].prompt_ids, lookahead)
 

@@ -7,7 +7,7 @@ nodes        [capacity] records, see `NODE`. A node stands for the strings of on
 buckets      [2 * capacity] a hash table from (parent, first token of the edge) to the row of the child.
 bucket_next  [capacity] the next row of the same bucket, 0 at its end.
 text         [capacity] the tokens, a ring buffer that overwrites the oldest. A value above 0 is a token + 1; 0 is
-             unwritten; a negative pair opens a sequence: -(row of the root), then -1.
+             unwritten; a negative pair is the header of a sequence: -(row of the root), then -1.
 state        [1] counters, see `STATE`.
 
 Every position of the text starts a *suffix*, the string of at most `branch_length` tokens from there on. `start` of a

@@ -146,8 +146,8 @@ def forget_oldest(trie: TrieArrays) -> None:
 
 
 @kernel
-def open_piece(trie: TrieArrays, root: int) -> None:
-    """Begin a sequence. The caller has made room for two slots."""
+def open_sequence(trie: TrieArrays, root: int) -> None:
+    """Write the header of a sequence. The caller has made room for two slots."""
     state = trie.state[0]
     trie.text[state.head % len(trie.text)] = -root
     trie.text[(state.head + 1) % len(trie.text)] = -1

@@ -26,13 +26,13 @@ FAULTS = (
     "node {0} points at text that is forgotten",
     "node {0} is not spelled by the text that it points at",
     "free nodes are not listed as they should be, at node {0}",
-    "a piece of text has no beginning, at slot {0}",
+    "a sequence of the text has a damaged header, at slot {0}",
     "a namespace has no root of its own, or a root has no namespace, at node {0}",
     "nodes are in use that are not counted, or not reached",
     "node {0} is in the wrong bucket",
 )
 _NO_FAULT, _COUNTER, _POINTER, _DEPTH, _SIBLINGS, _COUNT = range(6)
-_FORGOTTEN, _SPELLING, _FREE, _PIECE, _ROOT, _NUMBER, _BUCKET = range(6, 13)
+_FORGOTTEN, _SPELLING, _FREE, _HEADER, _ROOT, _NUMBER, _BUCKET = range(6, 13)
 
 
 def check_arrays(trie: TrieArrays, roots: Mapping[str, int], with_buckets: bool = True) -> None:
@@ -84,7 +84,7 @@ def _find_fault(trie: TrieArrays, roots: IntArray, with_buckets: bool) -> tuple[
         return _FREE, 0
     slot = _fault_in_text(trie)
     if slot >= 0:
-        return _PIECE, slot
+        return _HEADER, slot
     return _fault_in_buckets(trie) if with_buckets else (_NO_FAULT, 0)
 
 
@@ -148,7 +148,7 @@ def _count_children(trie: TrieArrays, row: int) -> int:
 
 @subkernel
 def _fault_in_text(trie: TrieArrays) -> int:
-    """The slot of a damaged piece header, or -1."""
+    """The slot of a damaged header of a sequence, or -1."""
     state, text = trie.state[0], trie.text
     if state.oldest_root and trie.nodes[state.oldest_root].parent:
         return 0

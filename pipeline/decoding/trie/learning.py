@@ -47,7 +47,7 @@ def learn_tokens(
 def _learn_token(pair: TriePair, work: Workspace, row: int, escape_counts: FloatArray, token: int, rate: float) -> None:
     """One step of gradient ascent on the log probability of `token` after a row's context."""
     num = 0
-    work.times[:] = 0
+    work.last_counts[:] = 0
     for order in range(max(int64(work.longest[row, 0]), int64(work.longest[row, 1])), -1, -1):
         for which in range(NUM_TRIES):
             trie = trie_of(pair, which)
@@ -62,7 +62,7 @@ def _learn_token(pair: TriePair, work: Workspace, row: int, escape_counts: Float
                 if child:
                     share = float32(trie.nodes[child].count) / float32(found.total)
             index = escape_index(work, which, order, found)
-            work.asked[num] = index
+            work.indices[num] = index
             work.weights[num] = found.total / (found.total + escape_counts[index])
             work.shares[num] = share
             num += 1
@@ -79,6 +79,6 @@ def _learn_token(pair: TriePair, work: Workspace, row: int, escape_counts: Float
     for index in range(num):
         weight = work.weights[index]
         slope = -rest * work.shares[index] * weight * (float32(1.0) - weight) / p
-        cell = work.asked[index]
-        escape_counts[cell] = min(max(escape_counts[cell] * np.exp(float32(rate * slope)), LEAST_ESCAPE), MOST_ESCAPE)
+        place = work.indices[index]
+        escape_counts[place] = min(max(escape_counts[place] * np.exp(float32(rate * slope)), LEAST_ESCAPE), MOST_ESCAPE)
         rest *= float32(1.0) - weight

@@ -47,20 +47,21 @@ NO_EVIDENCE = Evidence(0, 0, 0, NO_SLOT)
 
 @subkernel
 def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int) -> Evidence:
-    """Evidence after the suffix of this order of a row's context. Query the longest suffix first, with `work.times` set
-    to 0 before. Empty if the suffix has the same count as the next longer one, which then has the same evidence."""
+    """Evidence after the suffix of this order of a row's context. Query the longest suffix first, with all of
+    `work.last_counts` 0. Empty if the suffix has the same count as the next longer one, which then has the same
+    evidence."""
     node = suffix_end(trie, work, which, row, order) if order <= work.longest[row, which] else 0
-    if not node or (order and work.times[which] == trie.nodes[node].count):
+    if not node or (order and work.last_counts[which] == trie.nodes[node].count):
         return NO_EVIDENCE
-    times = int64(trie.nodes[node].count)
-    work.times[which] = times
+    count = int64(trie.nodes[node].count)
+    work.last_counts[which] = count
     if order < trie.nodes[node].depth:
         slot = int64(slot_of(trie, trie.nodes[node].start + order))
-        return Evidence(times if trie.text[slot] > 0 else 0, 0, node, slot)
+        return Evidence(count if trie.text[slot] > 0 else 0, 0, node, slot)
     child = int64(trie.nodes[node].first_child)
     if not trie.nodes[child].next:  # one child, or none: row 0 has the count 0
         return Evidence(int64(trie.nodes[child].count), 0, node, NO_SLOT)
-    return Evidence(times, 1, node, NO_SLOT)
+    return Evidence(count, 1, node, NO_SLOT)
 
 
 @subkernel
@@ -87,7 +88,7 @@ def next_tokens(
     """
     num_found = 0
     rest = float32(1.0)
-    work.times[:] = 0
+    work.last_counts[:] = 0
     for order in range(max(int64(work.longest[row, 0]), int64(work.longest[row, 1])), -1, -1):
         for which in range(NUM_TRIES):
             trie = trie_of(pair, which)

@@ -46,42 +46,44 @@ class Workspace(NamedTuple):
 
     rows: [rows] see ROW. longest: [rows, tries] order of the longest known suffix. ends: [rows, tries, orders] the node
     on whose edge a suffix ends, 0 if the trie does not contain the suffix, UNKNOWN if it was not looked up; undefined
-    for suffixes above `longest`. path: [orders] scratch. times: [tries] count of the suffix queried last. asked,
-    weights, shares: [tries * orders] scratch of `learning`.
+    for suffixes above `longest`. path: [orders] scratch. last_counts: [tries] count of the suffix queried last.
+    indices, weights, shares: [tries * orders] scratch of `learning`.
     """
 
     rows: Records
     longest: IntArray
     ends: IntArray
     path: IntArray
-    times: IntArray
-    asked: IntArray
+    last_counts: IntArray
+    indices: IntArray
     weights: FloatArray
     shares: FloatArray
 
 
 def new_workspace(num_rows: int, branch_length: int) -> Workspace:
     """Memory for num_rows rows, including row 0."""
-    asked = NUM_TRIES * branch_length
+    num_suffixes = NUM_TRIES * branch_length
     return Workspace(
         records(np.zeros(num_rows, ROW)),
         np.zeros((num_rows, NUM_TRIES), np.int32),
         np.zeros((num_rows, NUM_TRIES, branch_length), np.int32),
         np.zeros(branch_length, np.int32),
         np.zeros(NUM_TRIES, np.int32),
-        np.zeros(asked, np.int32),
-        np.zeros(asked, np.float32),
-        np.zeros(asked, np.float32),
+        np.zeros(num_suffixes, np.int32),
+        np.zeros(num_suffixes, np.float32),
+        np.zeros(num_suffixes, np.float32),
     )
 
 
 @subkernel
 def trie_of(pair: TriePair, which: int) -> TrieArrays:
+    """which: 0 for the request's own trie, 1 for the shared one."""
     return pair.own if which == 0 else pair.shared
 
 
 @subkernel
 def root_of(pair: TriePair, which: int) -> int:
+    """The namespace's root in `trie_of(pair, which)`, 0 if there is none."""
     return pair.own_root if which == 0 else pair.shared_root
 
 

@@ -87,7 +87,7 @@ class Trie:
             root = self._root_for_writing(self._namespace)
             if not self._is_open:
                 self._make_room(2)
-                insertion.open_piece(self.arrays, root)
+                insertion.open_sequence(self.arrays, root)
                 self._end, self._is_open = NOTHING, True
             text = np.concatenate((self._end, tokens))
             written = int(

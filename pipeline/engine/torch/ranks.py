@@ -44,7 +44,7 @@ class PipeLeader:
     def __init__(self, followers: Sequence[tuple[BaseProcess, Connection]], setting: str) -> None:
         """setting: name of the setting that asks for several ranks, for messages."""
         self._processes = [process for process, _ in followers]
-        self._lines = [line for _, line in followers]
+        self._connections = [connection for _, connection in followers]
         self._setting = setting
         self._num_threads = torch.get_num_threads()
         self._closed = False
@@ -52,18 +52,18 @@ class PipeLeader:
 
     @property
     def num_ranks(self) -> int:
-        return len(self._lines) + 1
+        return len(self._connections) + 1
 
     def send(self, orders: Sequence[Order]) -> None:
         with self._reporting_losses():
-            for line in self._lines:
-                line.send(orders)
+            for connection in self._connections:
+                connection.send(orders)
 
     def collect(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         total = mine.copy()
         with self._reporting_losses():
-            for line in self._lines:
-                total += line.recv()
+            for connection in self._connections:
+                total += connection.recv()
         return total
 
     def close(self) -> None:
@@ -71,8 +71,8 @@ class PipeLeader:
             return
         self._closed = True
         atexit.unregister(self.close)
-        for line in self._lines:
-            line.close()  # makes the follower end
+        for connection in self._connections:
+            connection.close()  # makes the follower end
         for process in self._processes:
             process.join(timeout=_ENDING_S)
             process.terminate()
@@ -116,8 +116,8 @@ def start_ranks(artifact: Artifact) -> ParallelEngine:
     leader = PipeLeader(started, setting)
     try:
         engine = None if is_spread else load_rank(artifact, 0, num_threads)
-        for process, line in started:
-            _await_ready(process, line, f"{setting} = {num_ranks}")
+        for process, connection in started:
+            _await_ready(process, connection, f"{setting} = {num_ranks}")
         if engine is not None:
             return ParallelEngine(engine, leader, split_tree)
         _join(device, 0, num_ranks, port)
@@ -165,9 +165,9 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _await_ready(process: BaseProcess, line: Connection, setting: str) -> None:
+def _await_ready(process: BaseProcess, connection: Connection, setting: str) -> None:
     try:
-        refusal = line.recv()
+        refusal = connection.recv()
     except EOFError as error:
         process.join()
         raise BuildError(
@@ -178,20 +178,22 @@ def _await_ready(process: BaseProcess, line: Connection, setting: str) -> None:
         raise BuildError(refusal)
 
 
-def _follower(artifact: Artifact, rank: int, num_ranks: int, port: int, num_threads: int, line: Connection) -> None:
+def _follower(
+    artifact: Artifact, rank: int, num_ranks: int, port: int, num_threads: int, connection: Connection
+) -> None:
     """The main function of a follower. It ends silently with the leader."""
     try:
         # All ranks load a tensor-parallel model together, below.
         engine = None if artifact.resolved.model.parallelism.tensor > 1 else load_rank(artifact, rank, num_threads)
     except UserError as error:
-        line.send(str(error))  # the leader reports it
+        connection.send(str(error))  # the leader reports it
         return
-    line.send(None)
+    connection.send(None)
     if engine is None:
         _join(artifact.resolved.device, rank, num_ranks, port)
         engine = load_rank(artifact, rank, num_threads)
     with suppress(ConnectionError):
-        follow(Rank(engine, rank), line)
+        follow(Rank(engine, rank), connection)
     if distributed.is_initialized():
         distributed.destroy_process_group()
 

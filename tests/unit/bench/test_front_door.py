@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.bench.front_door import GATEWAY, OPENAI, TRITON, cost_of, times_to_first_token, ways_to
+from pipeline.bench.front_door import GATEWAY, OPENAI, TRITON, cost_of, endpoints_of, times_to_first_token
 from pipeline.errors import ServerError
 from pipeline.server.state import ServerState
 from tests.http_server import Handler, serving
@@ -19,23 +19,23 @@ DELAYS_S = {TRITON: 0.0, GATEWAY: 0.02, OPENAI: 0.06}
 
 
 class Server(Handler):
-    """Streams an empty event, then a text after the delay of its way."""
+    """Streams an empty event, then a text after the delay of its endpoint."""
 
     asked: list[tuple[str, dict[str, Any]]]
     mute: tuple[str, ...] = ()
 
     def do_POST(self) -> None:
         body = json.loads(self.read())
-        way = OPENAI if self.path == "/v1/completions" else TRITON if self.headers["lookahead-key"] else GATEWAY
-        type(self).asked.append((way, body))
+        endpoint = OPENAI if self.path == "/v1/completions" else TRITON if self.headers["lookahead-key"] else GATEWAY
+        type(self).asked.append((endpoint, body))
         self.send_response(400 if body.get("model") == "wrong" else 200)
         self.end_headers()
-        time.sleep(DELAYS_S[way])
+        time.sleep(DELAYS_S[endpoint])
         is_silent = (body.get("prompt") or body["text_input"]).startswith(type(self).mute)
         for text in ("", "" if is_silent else "x"):
-            event = {"choices": [{"text": text}]} if way == OPENAI else {"text_output": text}
+            event = {"choices": [{"text": text}]} if endpoint == OPENAI else {"text_output": text}
             self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-        if way == OPENAI:
+        if endpoint == OPENAI:
             self.wfile.write(b"data: [DONE]\n\n")
 
 
@@ -51,7 +51,7 @@ def state_at(port: int, key: str = "secret", model: str = "m") -> ServerState:
 
 
 def test_each_way_is_asked_as_often_and_timed_up_to_its_first_text(port):
-    times = times_to_first_token(ways_to(state_at(port), f"http://127.0.0.1:{port}/v1"), 4)
+    times = times_to_first_token(endpoints_of(state_at(port), f"http://127.0.0.1:{port}/v1"), 4)
 
     assert {name: len(values) for name, values in times.items()} == {TRITON: 4, GATEWAY: 4, OPENAI: 4}
     assert all(value >= 1000 * DELAYS_S[name] for name, values in times.items() for value in values)
@@ -67,25 +67,25 @@ def test_the_cost_of_a_way_is_what_its_median_adds_to_tritons():
 
 
 def test_without_a_gateway_and_an_openai_api_there_is_one_way(port):
-    assert [way.name for way in ways_to(state_at(port, key=""), None)] == [TRITON]
+    assert [endpoint.name for endpoint in endpoints_of(state_at(port, key=""), None)] == [TRITON]
 
 
 def test_answers_without_text_are_left_out(port, monkeypatch):
     monkeypatch.setattr(Server, "mute", ("1", "2", "3", "4", "5"))  # about half of the prompts begin so
 
-    times = times_to_first_token(ways_to(state_at(port), None), 12)
+    times = times_to_first_token(endpoints_of(state_at(port), None), 12)
 
     assert all(0 < len(values) < 12 for values in times.values())
     monkeypatch.setattr(Server, "mute", ("",))
     with pytest.raises(ServerError, match="returned no text"):
-        times_to_first_token(ways_to(state_at(port), None), 1)
+        times_to_first_token(endpoints_of(state_at(port), None), 1)
 
 
 def test_a_refusal_is_said(port):
     with pytest.raises(ServerError, match="returned status 400"):
-        times_to_first_token(ways_to(state_at(port, model="wrong"), f"http://127.0.0.1:{port}/v1"), 1)
+        times_to_first_token(endpoints_of(state_at(port, model="wrong"), f"http://127.0.0.1:{port}/v1"), 1)
 
 
 def test_a_server_that_is_gone_is_said():
     with pytest.raises(ServerError, match="cannot be reached"):
-        times_to_first_token(ways_to(state_at(1), None), 1)
+        times_to_first_token(endpoints_of(state_at(1), None), 1)

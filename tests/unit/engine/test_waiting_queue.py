@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.engine import waiting_queue as module
 from pipeline.engine.submission import Submission
-from pipeline.engine.waiting_queue import HOLD_S, Waiting, WaitingQueue
+from pipeline.engine.waiting_queue import HOLD_S, WaitingQueue, WaitingRequest
 from pipeline.errors import BusyError
 from tests.fakes import make_request
 
@@ -110,6 +110,6 @@ def test_what_ended_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> No
     assert [_id(queue.take(PLACES, 0.0)) for _ in range(3)] == [*continuing, new]
 
 
-def _id(entry: Waiting | None) -> str:
+def _id(entry: WaitingRequest | None) -> str:
     assert entry is not None
     return entry.request_id

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.server import failure
-from pipeline.server.failure import explain_failure, passing_failure
+from pipeline.server.failure import explain_failure, transient_failure
 
 
 @pytest.mark.parametrize(
@@ -68,5 +68,5 @@ def test_a_start_is_worth_repeating_where_nothing_of_ours_was_wrong(
     logs = [tmp_path / "server.log", tmp_path / "gateway.log"]
     logs[0].write_text("I1 some line\n")
     logs[1].write_text(f"{line}\n")
-    found = passing_failure(logs, free_ports)
+    found = transient_failure(logs, free_ports)
     assert found is None if expected is None else expected in str(found)

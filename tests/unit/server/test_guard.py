@@ -109,7 +109,7 @@ def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_
 ):
     model = start_model()
     monkeypatch.setattr(guard, "_WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(guard, "_CRIPPLED_SECONDS", 0.0)
+    monkeypatch.setattr(guard, "_DEGRADED_SECONDS", 0.0)
     wake_read, wake_write = os.pipe()
     server = subprocess.Popen(["sleep", "600"])
     ends: list[guard._End] = []

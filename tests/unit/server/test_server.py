@@ -15,8 +15,8 @@ import pytest
 from pipeline.config.schema import GatewayConfig
 from pipeline.errors import ServerError
 from pipeline.server.command import is_plain
-from pipeline.server.figures import read_metrics
 from pipeline.server.log import crash_log
+from pipeline.server.metrics import read_metrics
 from pipeline.server.processes import shm_files
 from pipeline.server.server import stop_server
 from pipeline.server.service import Service, find_services

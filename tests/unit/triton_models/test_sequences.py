@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.errors import RequestError
 from pipeline.triton_models.sequences import TextAnswer, answer_all, sequence_seed
-from pipeline.triton_models.single_response import WORKING_MODELS, passed_on
+from pipeline.triton_models.single_response import WORKING_MODELS, forwarded
 from pipeline.triton_models.tensors import Tensors
 from tests.unit.triton_models.fakes import TableTarget
 from tests.unit.triton_models.test_bls import make_bls, run, run_in
@@ -101,4 +101,4 @@ def test_an_error_of_one_while_the_client_leaves_stops_the_others_once():
 @pytest.mark.parametrize("model", WORKING_MODELS.values(), ids=lambda model: model.name)
 def test_a_model_with_one_response_refuses_several_outputs(model):
     with pytest.raises(RequestError, match="which answers once per output"):
-        passed_on(token_tensors(PROMPT_IDS, 5, num_return_sequences=2), model)
+        forwarded(token_tensors(PROMPT_IDS, 5, num_return_sequences=2), model)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import RequestError
-from pipeline.triton_models.single_response import WORKING_MODELS, WorkingModel, passed_on
+from pipeline.triton_models.single_response import WORKING_MODELS, WorkingModel, forwarded
 from pipeline.triton_models.tensors import Array
 
 MODELS = list(WORKING_MODELS.values())
@@ -35,7 +35,7 @@ def test_one_response_holds_the_prompt_unless_it_is_excluded_or_streamed(
     asked |= {} if streams is None else {model.stream: row(streams)}
     asked |= {} if sent is None else {"exclude_input_in_output": row(sent)}
 
-    assert {name: value.tolist() for name, value in passed_on(asked, model).items()} == {
+    assert {name: value.tolist() for name, value in forwarded(asked, model).items()} == {
         "seed": [[5]],
         "exclude_input_in_output": [[excluded]],
     }
@@ -44,4 +44,4 @@ def test_one_response_holds_the_prompt_unless_it_is_excluded_or_streamed(
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_several_rows_are_refused(model: WorkingModel) -> None:
     with pytest.raises(RequestError, match=f"2 rows, and this model sends one response.*{model.name} over a stream"):
-        passed_on({"seed": np.ones((2, 1))}, model)
+        forwarded({"seed": np.ones((2, 1))}, model)

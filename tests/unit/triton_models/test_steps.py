@@ -107,28 +107,28 @@ def learnt(fixed: float, per_pass: float, per_draft: float, noise: float = 0.0, 
 def test_likely_drafts_are_kept_where_they_cost_little_and_dropped_where_they_cost_more_than_a_pass(noise):
     likely = chain([1, 2, 3, 4, 5, 6], [0.9, 0.85, 0.8, 0.75, 0.7, 0.65])
 
-    assert learnt(0.001, 0.010, 0.0002, noise).num_paying(likely, 4) == 6
-    assert learnt(0.001, 0.010, 0.02, noise).num_paying(likely, 4) == 0
+    assert learnt(0.001, 0.010, 0.0002, noise).best_num_drafts(likely, 4) == 6
+    assert learnt(0.001, 0.010, 0.02, noise).best_num_drafts(likely, 4) == 0
 
 
 def test_less_of_a_chain_is_sent_the_less_likely_it_is_and_none_where_a_chunk_is_worth_more():
     costs = learnt(0.004, 0.010, 0.002)
 
-    assert costs.num_paying(chain([1, 2, 3, 4], [0.95, 0.9, 0.85, 0.8]), 4) == 4
-    assert costs.num_paying(chain([1, 2, 3, 4], [0.1, 0.02, 0.01, 0.0]), 4) == 0
-    assert 0 < costs.num_paying(chain([1, 2, 3, 4], [0.8, 0.4, 0.05, 0.01]), 4) < 4
+    assert costs.best_num_drafts(chain([1, 2, 3, 4], [0.95, 0.9, 0.85, 0.8]), 4) == 4
+    assert costs.best_num_drafts(chain([1, 2, 3, 4], [0.1, 0.02, 0.01, 0.0]), 4) == 0
+    assert 0 < costs.best_num_drafts(chain([1, 2, 3, 4], [0.8, 0.4, 0.05, 0.01]), 4) < 4
     # What counts is what the nodes are worth, not their order.
     bushy = tree_from_lists([1, 2, 3, 4], [-1, -1, 1, 2], [0.01, 0.8, 0.4, 0.05])
-    assert 0 < costs.num_paying(bushy, 4) < 4
+    assert 0 < costs.best_num_drafts(bushy, 4) < 4
 
 
 def test_costs_follow_the_load():
     costs = learnt(0.001, 0.010, 0.0002)
     likely = chain([1, 2, 3, 4], [0.6, 0.4, 0.2, 0.1])
-    before = costs.num_paying(likely, 4)
+    before = costs.best_num_drafts(likely, 4)
     for number in range(120):  # a full batch: every draft token costs as much as a pass
         costs.record(1, number % 5, 0.02 + 0.012 * (number % 5))
-    assert costs.num_paying(likely, 4) < before
+    assert costs.best_num_drafts(likely, 4) < before
 
 
 def test_a_call_goes_on_unless_the_tree_of_another_call_is_worth_its_cost():
@@ -156,22 +156,22 @@ def test_pieces_of_a_stream_take_as_many_passes_as_fit_in_their_time():
 def test_a_chunk_shares_the_fixed_time_of_a_call():
     costs = learnt(0.010, 0.010, 0.0)
 
-    assert costs.num_paying(chain([1], [0.5]), 4) == 0  # 1 token in 0.0125 s against 1.5 in 0.02 s
-    assert costs.num_paying(chain([1], [0.5]), 1) == 1
+    assert costs.best_num_drafts(chain([1], [0.5]), 4) == 0  # 1 token in 0.0125 s against 1.5 in 0.02 s
+    assert costs.best_num_drafts(chain([1], [0.5]), 1) == 1
 
 
 def test_trees_without_probabilities_are_sent_whole():
     costs = learnt(0.001, 0.001, 1.0)
 
-    assert costs.num_paying(chain([1, 2, 3]), 4) == 3
-    assert costs.num_paying(EMPTY_TREE, 4) == 0
+    assert costs.best_num_drafts(chain([1, 2, 3]), 4) == 3
+    assert costs.best_num_drafts(EMPTY_TREE, 4) == 0
 
 
 def test_the_first_calls_send_the_whole_chain_and_end_after_a_step():
     unlikely = chain([1, 2, 3], [0.1, 0.1, 0.1])
     few, enough = (learnt(0.001, 0.010, 0.02, num_calls=num_calls) for num_calls in (7, 8))
 
-    assert (few.num_paying(unlikely, 4), enough.num_paying(unlikely, 4)) == (3, 0)
+    assert (few.best_num_drafts(unlikely, 4), enough.best_num_drafts(unlikely, 4)) == (3, 0)
     assert (few.num_steps(EMPTY_TREE, 4), enough.num_steps(EMPTY_TREE, 4)) == (1, 4)
     assert few.num_passes(0.05, 16) is None
     assert enough.num_passes(0.05, 16) is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.triton_models.model_calls import ModelCaller
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
-from pipeline.triton_models.single_response import WORKING_MODELS, passed_on
+from pipeline.triton_models.single_response import WORKING_MODELS, forwarded
 from pipeline.triton_models.triton import CallResponses, parameter
 
 
@@ -32,7 +32,7 @@ class TritonPythonModel:
 
     async def _serve(self, incoming: IncomingRequest) -> None:
         client = incoming.client
-        tensors = passed_on(incoming.tensors, self._model)
+        tensors = forwarded(incoming.tensors, self._model)
         answer = await self._caller.call(tensors, sorted(client.outputs | self._model.outputs), next(self._ids))
         self._kept.is_gone(client)  # only to release kept responses; the result does not matter
         client.answer(answer, last=True)

@@ -160,7 +160,7 @@ def converter_can_do_it(context: BuildContext) -> Iterator[Fault]:
             yield wrong(need.key, need.found, reason, f"Use {need.plain!r}.")
 
 
-def path_says_what_it_is(context: BuildContext) -> Iterator[Fault]:
+def path_names_the_family(context: BuildContext) -> Iterator[Fault]:
     """The converters interpret words in the path of the checkpoint, whose copy is in a folder with the model's name.
     Some families need a word, and some words make the Llama loader expect other weight names."""
     architecture, name, source = context.model.architecture, context.model.name, context.model.checkpoint
@@ -189,5 +189,5 @@ RULES: tuple[Rule, ...] = (
     ranks_divide_the_model,
     contexts_are_split_evenly,
     converter_can_do_it,
-    path_says_what_it_is,
+    path_names_the_family,
 )

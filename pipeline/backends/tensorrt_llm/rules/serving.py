@@ -65,6 +65,7 @@ def ranks_are_those_that_are_started(context: BuildContext) -> Iterator[Fault]:
 
 
 def strict_mode_is_of_the_torch_engine(context: BuildContext) -> Iterator[Fault]:
+    """engine.strict_tensorrt_llm has no effect on this backend."""
     if context.engine.strict_tensorrt_llm:
         reason = "it lets the torch engine behave like this backend"
         yield wrong("engine.strict_tensorrt_llm", True, reason, "Remove it, or use backend: torch.")

@@ -13,7 +13,7 @@ tiles add the second product of a pair first, so values are added in the order o
 
 A place is an index into a slot. A query attends to the cached places of its slot, to its own place, and to those of its
 ancestors in its segment. Scores, the sum of their exponentials and the weighted sum of values run over places in
-ascending order, and a hidden place adds exactly 0. Ancestors in a tree have ascending places, in the order in which
+ascending order, and a masked place adds exactly 0. Ancestors in a tree have ascending places, in the order in which
 they would be cached. So a token's bits are the same in a tree, in a chain and alone, with any part of its context
 cached.
 """
@@ -25,11 +25,11 @@ from numba import carray
 
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.crew import PHASE_BYTES, shared
-from pipeline.engine.torch.lean.rows import exp_row, float_pointer, hide_end, largest, round_row, round_swapped
+from pipeline.engine.torch.lean.rows import exp_row, float_pointer, largest, mask_end, round_row, round_swapped
 from pipeline.engine.torch.lean.tables import Floats, Longs
+from pipeline.engine.torch.lean.thread_team import PHASE_BYTES, work_units
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, bfloat16_tile, float32_tile
-from pipeline.engine.torch.lean.vectors import LANES
+from pipeline.engine.torch.lean.vectors import LANES, padded
 
 # Columns of `segments`: first row of the pass, rows, cached places, slot, rows of a task, and the segment's first task.
 START, LENGTH, CACHED, SLOT, TASK_ROWS, FIRST_TASK, NUM_SEGMENT_FIELDS = range(7)
@@ -56,11 +56,7 @@ def task_rows(num_rows: int, group: int, num_kv_heads: int, num_threads: int) ->
 def scratch_floats(group: int, max_seq_len: int, dim: int) -> int:
     """Floats in a thread's scratch memory: scores, queries and results of one task, a block of ones and of zeros."""
     queries = max_task_rows(group) * group
-    return queries * (_padded(max_seq_len) + 2 * _padded(dim)) + 2 * LANES * MAX_BLOCKS
-
-
-def _padded(count: int) -> int:
-    return -(-count // LANES) * LANES
+    return queries * (padded(max_seq_len) + 2 * padded(dim)) + 2 * LANES * MAX_BLOCKS
 
 
 @kernel
@@ -83,7 +79,7 @@ def attend(
     num_segments, num_kv_heads = len(segments) - 1, sizes[tables.NUM_KV_HEADS]
     num_tasks = segments[num_segments, FIRST_TASK]
     segment = 0
-    for task in shared(thread, counter, num_tasks, 1):
+    for task in work_units(thread, counter, num_tasks, 1):
         while task >= segments[segment + 1, FIRST_TASK]:
             segment += 1
         while task < segments[segment, FIRST_TASK]:
@@ -120,7 +116,7 @@ def _attend_task(
     blocks = (dim + LANES - 1) // LANES
     width = 4 * LANES * blocks
     entry = cache[tables.KEYS, tables.CACHE_ENTRY]
-    is_half, of_step = entry == 2, 4 // entry
+    is_bf16, per_step = entry == 2, 4 // entry
     ones = scratch.ctypes.data
     zeros = ones + 4 * LANES * MAX_BLOCKS
     left = zeros + 4 * LANES * MAX_BLOCKS
@@ -133,7 +129,7 @@ def _attend_task(
         for query in range(group):
             target = left + ((row - first) * group + query) * width
             _scale(source + 4 * dim * query, scale, target, dim)
-            if is_half:
+            if is_bf16:
                 round_row(target, target, blocks)
     # The rows attend only to places begin .. end - 1; begin is a multiple of 16.
     end = cached + last
@@ -149,19 +145,19 @@ def _attend_task(
     key_bytes, value_bytes = cache[tables.KEYS, tables.CACHE_BLOCK], cache[tables.VALUES, tables.CACHE_BLOCK]
     key = address_of(cache[tables.KEYS], layer, slot, head) + begin // LANES * key_bytes
     value = address_of(cache[tables.VALUES], layer, slot, head) + begin * LANES * entry
-    _product(is_half, left, width, count, key, key_bytes, dim // of_step, num_blocks, weights, line_bytes, zeros)
+    _product(is_bf16, left, width, count, key, key_bytes, dim // per_step, num_blocks, weights, line_bytes, zeros)
     for row in range(first, last):
         own = weights + (row - first) * group * line_bytes
-        _hide(own, group, num_blocks, row, begin, segment, window, rows)
+        _mask_row(own, group, num_blocks, row, begin, segment, window, rows)
         for query in range(group):
             line = own + query * line_bytes
             exp_row(line, num_blocks, largest(line, num_blocks))
-            if is_half:
+            if is_bf16:
                 round_swapped(line, line, num_blocks)
-    steps = (seen + of_step - 1) // of_step
-    _product(is_half, weights, line_bytes, count, value, value_bytes, steps, blocks, out, width, zeros)
+    steps = (seen + per_step - 1) // per_step
+    _product(is_bf16, weights, line_bytes, count, value, value_bytes, steps, blocks, out, width, zeros)
     # The sum of the weights, in the order of the weighted sum. It overwrites the queries.
-    _product(is_half, weights, line_bytes, count, ones, 0, steps, 1, left, width, zeros)
+    _product(is_bf16, weights, line_bytes, count, ones, 0, steps, 1, left, width, zeros)
     for row in range(first, last):
         target = attended[0] + (start + row) * attended[1] + query_bytes * head
         for query in range(group):
@@ -188,7 +184,7 @@ def address_of(cache: Longs, layer: int, slot: int, head: int) -> int:
 
 @kernel
 def _product(
-    is_half: bool,
+    is_bf16: bool,
     left: int,
     left_stride: int,
     count: int,
@@ -200,7 +196,7 @@ def _product(
     out_stride: int,
     zeros: int,
 ) -> None:
-    """out [count, num_blocks * 16] = left [count, steps] times right. is_half: whether both are bfloat16, with two
+    """out [count, num_blocks * 16] = left [count, steps] times right. is_bf16: whether both are bfloat16, with two
     entries in a step. block_stride: of right, from one block of 16 columns to the next; if 0, all steps read the same
     vector. Addresses and strides in bytes. zeros: address of a block of zeros.
 
@@ -232,7 +228,7 @@ def _product(
                 min(MAX_ROWS, count - row),
                 width,
             )
-            if is_half:
+            if is_bf16:
                 bfloat16_tile(*arguments)
             else:
                 float32_tile(*arguments)
@@ -240,37 +236,37 @@ def _product(
 
 
 @kernel
-def _hide(
+def _mask_row(
     line: int, group: int, num_blocks: int, row: int, begin: int, segment: Longs, window: int, rows: Longs
 ) -> None:
-    """Set the scores of hidden places to -inf. line: address of the scores of the first of a row's `group` queries,
+    """Set the scores of masked places to -inf. line: address of the scores of the first of a row's `group` queries,
     from place `begin` on."""
     start, cached, width = segment[START], segment[CACHED], LANES * num_blocks
     num_seen = cached + row + 1 - begin
     whole = num_seen // LANES
     if whole < num_blocks:
         for query in range(group):
-            hide_end(line + 4 * (query * width + LANES * whole), num_blocks - whole, num_seen % LANES)
+            mask_end(line + 4 * (query * width + LANES * whole), num_blocks - whole, num_seen % LANES)
     scores = carray(float_pointer(line), group * width)
     own = cached - begin
     last = row
     while last >= 0:
         above = rows[start + last, tables.ROW_ABOVE]
         for other in range(max(above + 1, -own), rows[start + last, tables.ROW_RUN]):
-            _hide_place(scores, own + other, width)
+            _mask_place(scores, own + other, width)
         last = above
     if window:
         oldest = rows[start + row, tables.ROW_POSITION] - window + 1
         for place in range(min(cached, oldest) - begin):
-            _hide_place(scores, place, width)
+            _mask_place(scores, place, width)
         if oldest > cached:
             for other in range(max(0, -own), row):
                 if rows[start + other, tables.ROW_POSITION] < oldest:
-                    _hide_place(scores, own + other, width)
+                    _mask_place(scores, own + other, width)
 
 
 @kernel
-def _hide_place(scores: Floats, place: int, width: int) -> None:
-    """Hide one place from all queries of a row. width: scores per query."""
+def _mask_place(scores: Floats, place: int, width: int) -> None:
+    """Mask one place for all queries of a row. width: scores per query."""
     for index in range(place, len(scores), width):
         scores[index] = -np.inf

@@ -10,10 +10,10 @@ from numba import carray
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.attention import address_of
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.crew import PHASE_BYTES, shared
 from pipeline.engine.torch.lean.phases import norm
-from pipeline.engine.torch.lean.rows import fetch_to_write, float_pointer, store_float, store_half
+from pipeline.engine.torch.lean.rows import float_pointer, prefetch_to_write, store_bf16, store_float
 from pipeline.engine.torch.lean.tables import Floats, Longs
+from pipeline.engine.torch.lean.thread_team import PHASE_BYTES, work_units
 from pipeline.engine.torch.lean.vectors import LANES
 
 # float32; or the bits of bfloat16, for keys two entries in one number.
@@ -38,10 +38,10 @@ def rotate_rows(
     num_rows, dim, num_threads = sizes[tables.NUM_ROWS], sizes[tables.HEAD_DIM], sizes[tables.NUM_THREADS]
     num_heads, num_kv_heads = sizes[tables.NUM_HEADS], sizes[tables.NUM_KV_HEADS]
     # Rows with neighbouring places share the cache lines of keys, so each thread takes a range of rows.
-    for row in shared(thread, counter, num_rows, (num_rows + num_threads - 1) // num_threads):
+    for row in work_units(thread, counter, num_rows, (num_rows + num_threads - 1) // num_threads):
         address = buffers[tables.QKV_OUT, 0] + row * buffers[tables.QKV_OUT, 1]
         slot, position, place = rows[row, tables.ROW_SLOT], rows[row, tables.ROW_POSITION], rows[row, tables.ROW_PLACE]
-        fetch_keys(cache[tables.KEYS], layer, slot, num_kv_heads, dim, place)
+        prefetch_keys(cache[tables.KEYS], layer, slot, num_kv_heads, dim, place)
         cosine, sine = rotation[0, position], rotation[1, position]
         for head in range(num_heads + num_kv_heads):
             start = address + 4 * dim * head
@@ -73,12 +73,12 @@ def rotate(address: int, cosine: Floats, sine: Floats, half: int) -> None:
 
 
 @kernel
-def fetch_keys(cache: Longs, layer: int, slot: int, num_heads: int, dim: int, place: int) -> None:
+def prefetch_keys(cache: Longs, layer: int, slot: int, num_heads: int, dim: int, place: int) -> None:
     """Prefetch the cache lines of a place's keys, because the entries of a key are in different lines."""
     for head in range(num_heads):
         line = address_of(cache, layer, slot, head) + place // LANES * cache[tables.CACHE_BLOCK]
         for index in range(dim * cache[tables.CACHE_ENTRY] // 4):
-            fetch_to_write(line + 4 * LANES * index)
+            prefetch_to_write(line + 4 * LANES * index)
 
 
 @kernel
@@ -91,7 +91,7 @@ def write_key(cache: Longs, key: int, place: int, source: int, dim: int) -> None
             store_float(target + 4 * LANES * index, entries[index])
         return
     for index in range(dim):
-        store_half(target + 4 * LANES * (index // 2) + 2 * (index % 2), entries[index])
+        store_bf16(target + 4 * LANES * (index // 2) + 2 * (index % 2), entries[index])
 
 
 @kernel
@@ -106,14 +106,14 @@ def write_value(cache: Longs, value: int, place: int, source: int, dim: int) -> 
                 store_float(target + 4 * LANES * place + 4 * index, entries[index])
         else:
             for index in range(count):
-                store_half(target + 4 * LANES * (place // 2) + 4 * index + 2 * (1 - place % 2), entries[index])
+                store_bf16(target + 4 * LANES * (place // 2) + 4 * index + 2 * (1 - place % 2), entries[index])
 
 
 @kernel
 def move_places(keys: Entries, values: Entries, slot: int, start: int, nodes: Longs) -> None:
     """Move keys and values from the places start + nodes, which ascend, to start, start + 1, ..."""
     num_layers, _, num_heads, _, num_lines, _ = keys.shape
-    num_blocks, of_pair = values.shape[3], values.shape[6]
+    num_blocks, per_pair = values.shape[3], values.shape[6]
     for layer in range(num_layers):
         for head in range(num_heads):
             for place in range(len(nodes)):
@@ -125,5 +125,5 @@ def move_places(keys: Entries, values: Entries, slot: int, start: int, nodes: Lo
                 for block in range(num_blocks):
                     pairs = values[layer, slot, head, block]
                     for lane in range(LANES):
-                        entry = pairs[source // of_pair, lane, of_pair - 1 - source % of_pair]
-                        pairs[target // of_pair, lane, of_pair - 1 - target % of_pair] = entry
+                        entry = pairs[source // per_pair, lane, per_pair - 1 - source % per_pair]
+                        pairs[target // per_pair, lane, per_pair - 1 - target % per_pair] = entry

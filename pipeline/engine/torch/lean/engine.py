@@ -13,14 +13,14 @@ from pipeline.engine.contract import EngineLimits
 from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, scratch_floats, task_rows
-from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew
 from pipeline.engine.torch.lean.forward import num_counters, run_pass
 from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.node_logits import BLOCK, LeanLogits
 from pipeline.engine.torch.lean.plan import Kind, LeanPlan
 from pipeline.engine.torch.lean.tables import Array, Floats, Longs, aligned
+from pipeline.engine.torch.lean.thread_team import COUNTER_BYTES, ThreadTeam
 from pipeline.engine.torch.lean.tiles import HAS_BF16, MAX_BLOCKS
-from pipeline.engine.torch.lean.vectors import LANES
+from pipeline.engine.torch.lean.vectors import LANES, padded
 from pipeline.engine.torch.lean.warm_up import warm_up_pass
 from pipeline.engine.torch.lean.weights import as_float32
 from pipeline.engine.torch.slots import Segment, SlotEngine
@@ -41,7 +41,7 @@ class LeanEngine(SlotEngine):
         super().__init__(limits, self._cache, num_slots)
         if num_threads > 1 and not is_complete():
             warm_up_pass()  # in one thread: numba fails if several threads compile a loop at its first call
-        self._crew = Crew(num_threads)
+        self._team = ThreadTeam(num_threads)
         self._matrices = tables.matrix_table(tensors, plan.num_layers)
         self._norms = tables.norm_table(tensors, plan.num_layers)
         self._windows = np.asarray(plan.windows, np.int64)
@@ -80,7 +80,7 @@ class LeanEngine(SlotEngine):
                 (slot, position, place, *run)
                 for position, place, run in zip(each.positions.tolist(), places, runs, strict=True)
             ]
-            size = task_rows(length, group, num_kv_heads, self._crew.num_threads)
+            size = task_rows(length, group, num_kv_heads, self._team.num_threads)
             table.append((each.start, length, each.cached, slot, size, num_tasks))
             num_tasks += -(-length // size) * num_kv_heads
         table.append((*[0] * (NUM_SEGMENT_FIELDS - 1), num_tasks))
@@ -123,13 +123,13 @@ class LeanEngine(SlotEngine):
         context = self._rotation, self._cache.table
         of_pass = rows, segments, wanted, self._scratch, self._counters
         arguments = (self._sizes, *model, self._buffers, *context, *of_pass)
-        self._crew.run(lambda thread, turn: run_pass(thread, turn, *arguments))
+        self._team.run(lambda thread, handle: run_pass(thread, handle, *arguments))
         return logits, maxima
 
     def _make_scratch(self) -> Floats:
         """[thread, floats] scratch memory. Each thread's part begins with a block of ones and one of zeros."""
         size = scratch_floats(self._plan.group_size, self.limits.max_seq_len, self._plan.head_dim)
-        scratch = aligned((self._crew.num_threads, -(-size // LANES) * LANES), np.float32)
+        scratch = aligned((self._team.num_threads, padded(size)), np.float32)
         ones = scratch[:, : LANES * MAX_BLOCKS]
         if self._cache.keys.dtype == np.float32:
             ones[:] = 1
@@ -141,8 +141,8 @@ class LeanEngine(SlotEngine):
         """Allocate buffers of at least num_rows rows."""
         self._num_kept = max(num_rows, min(2 * self._num_kept, self.limits.max_num_tokens))
         hidden = self._tensors["final_norm"].shape[-1]
-        inner = -(-self._plan.intermediate_size // LANES) * LANES
-        heads = -(-self._plan.num_heads * self._plan.head_dim // LANES) * LANES
+        inner = padded(self._plan.intermediate_size)
+        heads = padded(self._plan.num_heads * self._plan.head_dim)
         packed: type = np.uint8
         if self._plan.kind == "bfloat16":
             packed = np.uint16 if HAS_BF16 else np.float32

@@ -1,4 +1,4 @@
-"""One pass of a dense decoder in phases, which all threads of a crew run together.
+"""One pass of a dense decoder in phases, which all threads of a team run together.
 
     per layer:  norm -> q, k, v -> rotate, write KV -> attention -> output, add -> norm -> gate, up -> silu -> down, add
 
@@ -12,9 +12,9 @@ from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.attention import attend
 from pipeline.engine.torch.lean.cache_entries import rotate_rows
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.crew import Turn, enters, leaves
 from pipeline.engine.torch.lean.phases import gate_rows, multiply, norm_rows, pack_rows
 from pipeline.engine.torch.lean.tables import Floats, Longs
+from pipeline.engine.torch.lean.thread_team import PassHandle, enter_pass, leave_pass
 
 _PHASES_PER_LAYER, _LAST_PHASES = 10, 2
 
@@ -27,7 +27,7 @@ def num_counters(num_layers: int) -> int:
 @kernel
 def run_pass(
     thread: int,
-    turn: Turn,
+    handle: PassHandle,
     sizes: Longs,
     epsilon: float,
     matrices: Longs,
@@ -45,11 +45,11 @@ def run_pass(
     """One thread's part of a pass. Does nothing if the pass is closed. With MATRICES_ONLY in `sizes` it computes only
     the matrices, over what the buffers hold, as the lower bound of a pass's time.
 
-    turn: see `crew`. sizes, matrices, norms, buffers, rows: by the columns in `tables`. windows: [layer] sliding
-    window, 0 for none. rotation: [2, position, head_dim / 2] cosines and sines. cache: see `tables`. segments, scratch:
-    see `attention`. wanted: rows whose logits are computed. counters: zeros, `num_counters` times
+    handle: see `thread_team`. sizes, matrices, norms, buffers, rows: by the columns in `tables`. windows: [layer]
+    sliding window, 0 for none. rotation: [2, position, head_dim / 2] cosines and sines. cache: see `tables`. segments,
+    scratch: see `attention`. wanted: rows whose logits are computed. counters: zeros, `num_counters` times
     `COUNTER_BYTES`."""
-    if not enters(turn):
+    if not enter_pass(handle):
         return
     num_rows = sizes[tables.NUM_ROWS]
     is_packed, is_whole = sizes[tables.KIND] != tables.FLOAT32, not sizes[tables.MATRICES_ONLY]
@@ -91,4 +91,4 @@ def run_pass(
         multiply(
             thread, sizes, head, buffers, h, zeros, buffers[tables.LOGITS], buffers[tables.MAXIMA], num_wanted, counter
         )
-    leaves(thread, turn)
+    leave_pass(thread, handle)

@@ -12,7 +12,7 @@ from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.cache_entries import Entries, move_places
 from pipeline.engine.torch.lean.plan import LeanPlan, cache_entry_bytes
 from pipeline.engine.torch.lean.tables import aligned
-from pipeline.engine.torch.lean.vectors import LANES
+from pipeline.engine.torch.lean.vectors import LANES, padded
 from pipeline.engine.torch.slots import require_cache_memory
 
 # Padding after each block of values, in places. Without it blocks begin at multiples of a power of two, and the same
@@ -27,22 +27,22 @@ class LeanCache:
 
     def __init__(self, plan: LeanPlan, num_slots: int, max_seq_len: int) -> None:
         """Raises BuildError if the machine has not enough memory."""
-        blocks, dim = -(-max_seq_len // LANES), -(-plan.head_dim // LANES) * LANES
+        blocks, dim = -(-max_seq_len // LANES), padded(plan.head_dim)
         shape = (plan.num_layers, num_slots, plan.num_kv_heads)
         size = cache_entry_bytes(plan.kind)
         kinds: tuple[Any, Any] = (np.float32, np.float32) if size == 4 else (np.uint32, np.uint16)
-        self._of_pair = 4 // size
+        self._per_pair = 4 // size
         self.num_bytes = 2 * size * int(np.prod(shape)) * blocks * LANES * dim
         require_cache_memory(self.num_bytes, available_bytes(), num_slots, max_seq_len, "cpu")
-        self.keys: Entries = aligned((*shape, blocks, dim // self._of_pair, LANES), kinds[0])
-        places = (blocks * LANES + _UNUSED_PLACES) // self._of_pair
-        self.values: Entries = aligned((*shape, dim // LANES, places, LANES, self._of_pair), kinds[1])
+        self.keys: Entries = aligned((*shape, blocks, dim // self._per_pair, LANES), kinds[0])
+        places = (blocks * LANES + _UNUSED_PLACES) // self._per_pair
+        self.values: Entries = aligned((*shape, dim // LANES, places, LANES, self._per_pair), kinds[1])
         self.table = np.zeros((2, tables.NUM_CACHE_FIELDS), np.int64)
         for row, array in ((tables.KEYS, self.keys), (tables.VALUES, self.values)):
             self.table[row] = array.ctypes.data, size, *array.strides[:4]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        blocks, pairs = -(-length // LANES), -(-length // self._of_pair)
+        blocks, pairs = -(-length // LANES), -(-length // self._per_pair)
         self.keys[:, target, :, :blocks] = self.keys[:, source, :, :blocks]
         self.values[:, target, :, :, :pairs] = self.values[:, source, :, :, :pairs]
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.crew import PHASE_BYTES, shared
 from pipeline.engine.torch.lean.rows import (
     gate_row,
     largest,
@@ -23,6 +22,7 @@ from pipeline.engine.torch.lean.rows import (
     sum_of_squares,
 )
 from pipeline.engine.torch.lean.tables import Longs
+from pipeline.engine.torch.lean.thread_team import PHASE_BYTES, work_units
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, bfloat16_tile, float32_tile, int8_tile
 from pipeline.engine.torch.lean.vectors import LANES
 
@@ -59,7 +59,7 @@ def pack_rows(thread: int, sizes: Longs, buffers: Longs, counter: int) -> int:
     """Write the results of attention as input of the output matrix, for int8 and bfloat16."""
     num_rows, source = sizes[tables.NUM_ROWS], buffers[tables.ATTENDED]
     blocks = _blocks(sizes[tables.NUM_HEADS] * sizes[tables.HEAD_DIM])
-    for row in shared(thread, counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
+    for row in work_units(thread, counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
         _pack_row(sizes, buffers, tables.BYTES, row, source[0] + row * source[1], blocks)
     return counter + PHASE_BYTES
 
@@ -85,7 +85,7 @@ def norm_rows(
 ) -> int:
     """Write the norm of rows of X to H, and as input of a matrix. places: the rows; if empty, the first num_rows."""
     x, h, blocks = buffers[tables.X], buffers[tables.H], _blocks(sizes[tables.HIDDEN])
-    for row in shared(thread, counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
+    for row in work_units(thread, counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
         source = x[0] + (places[row] if len(places) else row) * x[1]
         result = h[0] + row * h[1]
         norm(source, weight, result, sizes[tables.HIDDEN], epsilon)
@@ -99,7 +99,7 @@ def gate_rows(thread: int, sizes: Longs, buffers: Longs, counter: int) -> int:
     num_rows = sizes[tables.NUM_ROWS]
     blocks = _blocks(sizes[tables.INTERMEDIATE])
     gates, gated = buffers[tables.GATE_UP_OUT], buffers[tables.GATED]
-    for row in shared(thread, counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
+    for row in work_units(thread, counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
         gate = gates[0] + row * gates[1]
         result = gated[0] + row * gated[1]
         gate_row(gate, gate + 4 * LANES * blocks, result, blocks)
@@ -127,7 +127,7 @@ def multiply(
     num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
     num_threads = sizes[tables.NUM_THREADS]
     chunk = _chunk(num_tasks, num_threads)
-    for task in shared(thread, counter, num_tasks, chunk):
+    for task in work_units(thread, counter, num_tasks, chunk):
         # Each tile prefetches its share of the weights of this thread's next task. At the end of a chunk that is the
         # first task of the thread's next chunk, if the other threads at this end take one chunk each meanwhile.
         following = task + 1

@@ -133,16 +133,16 @@ def quantize_row(builder: ir.IRBuilder, row: ir.Value, factor: ir.Value, target:
 
 
 @emitted(types.void, types.int64, types.int64, types.int64)
-def hide_end(builder: ir.IRBuilder, row: ir.Value, blocks: ir.Value, count: ir.Value) -> None:
+def mask_end(builder: ir.IRBuilder, row: ir.Value, blocks: ir.Value, count: ir.Value) -> None:
     """row[i] = -inf for all i but the first `count`, at most 16, in place. blocks: at least 1."""
     lanes, kept = ir.Constant(INTS, list(range(LANES))), splat(builder, builder.trunc(count, I32), INTS)
 
-    def hidden(vector: ir.Value, place: ir.Value) -> ir.Value:
+    def masked(vector: ir.Value, place: ir.Value) -> ir.Value:
         first = splat(builder, builder.trunc(builder.lshr(place, ir.Constant(I64, 2)), I32), INTS)
         is_kept = builder.icmp_signed("<", builder.add(first, lanes), kept)
         return builder.select(is_kept, vector, constant(float("-inf")))
 
-    _map(builder, row, row, blocks, hidden)
+    _map(builder, row, row, blocks, masked)
 
 
 @emitted(types.void, types.int64, types.int64, types.int64)
@@ -193,7 +193,7 @@ def gate_row(builder: ir.IRBuilder, gate: ir.Value, up: ir.Value, target: ir.Val
 
 
 @emitted(types.void, types.int64)
-def fetch_to_write(builder: ir.IRBuilder, address: ir.Value) -> None:
+def prefetch_to_write(builder: ir.IRBuilder, address: ir.Value) -> None:
     """Prefetch the cache line at an address for a write."""
     prefetch(builder, address, to_write=True)
 
@@ -205,7 +205,7 @@ def store_float(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> No
 
 
 @emitted(types.void, types.int64, types.float32)
-def store_half(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
+def store_bf16(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
     """Write one float32 as bfloat16, rounded to the nearest, ties to even."""
     upper = rounded_upper(builder, builder.bitcast(value, I32))
     store(builder, builder.trunc(upper, ir.IntType(16)), address, align=2)

@@ -45,8 +45,9 @@ X, H, BYTES, ROW_SCALE, QKV_OUT, ATTENDED, GATE_UP_OUT, GATED, GATED_BYTES, LOGI
 # slots, key heads, and blocks of 16 places (keys) or dims (values).
 KEYS, VALUES = range(2)
 CACHE_ADDRESS, CACHE_ENTRY, CACHE_LAYER, CACHE_SLOT, CACHE_HEAD, CACHE_BLOCK, NUM_CACHE_FIELDS = range(7)
-# Columns of `rows`. ROW_RUN and ROW_ABOVE count rows within a segment. Row ROW_RUN and those after it, up to this one,
-# each follow the one before; ROW_ABOVE is the row that the first of them follows, -1 for the cache.
+# Columns of `rows`. A run is a part of a path whose rows are consecutive: the parent of a row is the row before it.
+# ROW_RUN is the first row of the run that ends with this row, ROW_ABOVE the parent of that first row (-1: the cached
+# context). Both count rows within a segment.
 ROW_SLOT, ROW_POSITION, ROW_PLACE, ROW_RUN, ROW_ABOVE, NUM_ROW_FIELDS = range(6)
 
 

@@ -37,6 +37,11 @@ _EXP = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)
 _ROUGH_EXP2 = (0.05517098, 0.2426097, 0.69326097, 0.99992816)
 
 
+def padded(count: int) -> int:
+    """The next multiple of 16."""
+    return -(-count // LANES) * LANES
+
+
 def splat(builder: ir.IRBuilder, scalar: ir.Value, kind: ir.VectorType) -> ir.Value:
     """A vector with the scalar in every lane."""
     undefined = ir.Constant(kind, ir.Undefined)
@@ -175,9 +180,11 @@ def reduce(builder: ir.IRBuilder, vector: ir.Value, join: Callable[[ir.Value, ir
 
 
 def maximum(builder: ir.IRBuilder) -> Callable[[ir.Value, ir.Value], ir.Value]:
+    """A function that emits the larger of two vectors, lane by lane, or of two scalars."""
     return lambda left, right: builder.select(builder.fcmp_ordered(">", right, left), right, left)
 
 
 def absolute(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """The absolute value in every lane."""
     bits = builder.and_(builder.bitcast(vector, INTS), ir.Constant(INTS, [0x7FFFFFFF] * LANES))
     return builder.bitcast(bits, FLOATS)

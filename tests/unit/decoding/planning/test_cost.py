@@ -20,29 +20,29 @@ rows = st.lists(
 
 def test_time_is_linear_between_measurements_and_in_context() -> None:
     curve = cost_curve([(1, 1, 0, 0.01), (11, 1, 0, 0.02), (1, 1, 100, 0.03), (11, 1, 100, 0.06)])
-    assert curve.seconds(6, 1, 0) == pytest.approx(0.015)
-    assert curve.seconds(6, 1, 50) == pytest.approx(0.03)
-    assert curve.seconds(6, 1, 5000) == pytest.approx(0.045)
+    assert curve.seconds_up_to(6, 1, 0)[-1] == pytest.approx(0.015)
+    assert curve.seconds_up_to(6, 1, 50)[-1] == pytest.approx(0.03)
+    assert curve.seconds_up_to(6, 1, 5000)[-1] == pytest.approx(0.045)
 
 
 def test_beyond_the_last_measurement_the_last_slope_goes_on() -> None:
     curve = cost_curve([(1, 1, 0, 0.01), (11, 1, 0, 0.11), (13, 1, 0, 0.19)])
-    assert curve.seconds(14, 1, 0) == pytest.approx(0.23)
-    assert curve.seconds(15, 1, 0) == pytest.approx(0.27)
-    assert cost_curve([(1, 1, 0, 0.01), (3, 1, 0, 0.05)]).seconds(4, 1, 0) == pytest.approx(0.07)
-    assert cost_curve([(10, 1, 0, 0.01)]).seconds(20, 1, 0) == pytest.approx(0.02)
+    assert curve.seconds_up_to(14, 1, 0)[-1] == pytest.approx(0.23)
+    assert curve.seconds_up_to(15, 1, 0)[-1] == pytest.approx(0.27)
+    assert cost_curve([(1, 1, 0, 0.01), (3, 1, 0, 0.05)]).seconds_up_to(4, 1, 0)[-1] == pytest.approx(0.07)
+    assert cost_curve([(10, 1, 0, 0.01)]).seconds_up_to(20, 1, 0)[-1] == pytest.approx(0.02)
 
 
 def test_what_was_not_measured_is_not_free() -> None:
     """A measured curve may be flat, or end with a point that was disturbed less than the others."""
     curve = cost_curve([(1, 1, 0, 1.0), (32, 1, 0, 2.0), (64, 1, 0, 1.98)])
-    assert curve.seconds(128, 1, 0) == pytest.approx(2 * 1.98)
+    assert curve.seconds_up_to(128, 1, 0)[-1] == pytest.approx(2 * 1.98)
 
 
 def test_the_nearest_batch_size_counts() -> None:
     curve = cost_curve([(4, 1, 0, 0.1), (4, 8, 0, 0.3)])
-    assert curve.seconds(4, 2, 0) == pytest.approx(0.1)
-    assert curve.seconds(4, 7, 0) == pytest.approx(0.3)
+    assert curve.seconds_up_to(4, 2, 0)[-1] == pytest.approx(0.1)
+    assert curve.seconds_up_to(4, 7, 0)[-1] == pytest.approx(0.3)
 
 
 def test_what_is_no_measurement_is_refused() -> None:
@@ -75,11 +75,12 @@ def test_a_curve_does_not_depend_on_the_order_of_its_rows() -> None:
 
 def test_between_two_context_lengths_the_time_is_linear() -> None:
     curve = cost_curve([(4, 1, 16, 0.1), (4, 1, 48, 0.5)])
-    assert curve.seconds(4, 1, 24) == pytest.approx(0.2)
-    assert curve.seconds(4, 1, 8) == pytest.approx(0.1)
-    assert curve.seconds(4, 1, 64) == pytest.approx(0.5)
+    assert curve.seconds_up_to(4, 1, 24)[-1] == pytest.approx(0.2)
+    assert curve.seconds_up_to(4, 1, 8)[-1] == pytest.approx(0.1)
+    assert curve.seconds_up_to(4, 1, 64)[-1] == pytest.approx(0.5)
 
 
 def test_at_a_measured_context_length_the_measurement_counts() -> None:
     curve = CostCurve(tuple(CostPoint(1, 1, length, seconds) for length, seconds in ((0, 0.1), (100, 0.4), (200, 0.5))))
-    assert [curve.seconds(1, 1, length) for length in (0, 100, 200, 300)] == pytest.approx([0.1, 0.4, 0.5, 0.5])
+    times = [curve.seconds_up_to(1, 1, length)[-1] for length in (0, 100, 200, 300)]
+    assert times == pytest.approx([0.1, 0.4, 0.5, 0.5])

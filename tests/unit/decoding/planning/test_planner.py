@@ -133,7 +133,7 @@ def test_no_choice_of_nodes_gives_more_expected_tokens_per_second(
         check_tree(tree)
     total = sum(map(len, trees))
     assert total <= room
-    rate = (num_pending + gain(trees)) / curve.seconds(num_pending + total, 1, 10)
+    rate = (num_pending + gain(trees)) / curve.seconds_up_to(num_pending + total, 1, 10)[-1]
     everything = sorted(
         itertools.chain.from_iterable(
             it.tree.probabilities.tolist() for it in items if it.tree.probabilities is not None
@@ -141,7 +141,7 @@ def test_no_choice_of_nodes_gives_more_expected_tokens_per_second(
         reverse=True,
     )
     for count in range(min(len(everything), room) + 1):
-        other = (num_pending + sum(everything[:count])) / curve.seconds(num_pending + count, 1, 10)
+        other = (num_pending + sum(everything[:count])) / curve.seconds_up_to(num_pending + count, 1, 10)[-1]
         assert rate >= other * (1 - 1e-5)
     assert [tree.token_ids.tolist() for tree in AdaptivePlanner(curve).plan(items, num_pending + room)] == [
         tree.token_ids.tolist() for tree in trees

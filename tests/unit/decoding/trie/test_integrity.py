@@ -14,7 +14,7 @@ BRANCH = 4
 FRESH, HEAD, LENGTH = 19, 18, 1024
 COUNTER, POINTER, DEPTH = "a counter lies beyond", "points beyond the arrays", "does not lie below its parent"
 SIBLINGS, COUNT, FORGOTTEN = "in the wrong list of siblings", "seen more often", "text that is forgotten"
-SPELLING, FREE, PIECE = "not spelled by the text", "free nodes are not listed", "text has no beginning, at slot {}$"
+SPELLING, FREE, HEADER = "not spelled by the text", "free nodes are not listed", "damaged header, at slot {}$"
 ROOT, NUMBER, BUCKET = "no root of its own.*at node {}$", "nodes are in use that are not counted", "wrong bucket"
 
 
@@ -71,7 +71,7 @@ def test_an_empty_trie_is_whole() -> None:
         ("head", LENGTH + 1, COUNTER),
         ("oldest_root", -1, COUNTER),
         ("oldest_root", FRESH, COUNTER),
-        ("oldest_root", FRESH - 1, PIECE.format(0)),
+        ("oldest_root", FRESH - 1, HEADER.format(0)),
         ("num_nodes", 15, NUMBER),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_wrong_beginning_of_a_sequence_is_found(trie: Trie, slot: int, value: 
     trie.arrays.text[13:18] = -1, -1, 0, 0, 0
     trie.check()
     trie.arrays.text[slot] = value
-    assert_damaged(trie, PIECE.format(found))
+    assert_damaged(trie, HEADER.format(found))
 
 
 def test_roots_and_namespaces_belong_together(trie: Trie) -> None:

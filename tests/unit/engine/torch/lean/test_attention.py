@@ -15,7 +15,7 @@ from pipeline.engine.torch.lean.attention import max_task_rows, task_rows
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.engine import LeanEngine, _runs
 from pipeline.engine.torch.lean.plan import Kind
-from pipeline.engine.torch.lean.rows import hide_end
+from pipeline.engine.torch.lean.rows import mask_end
 from pipeline.engine.torch.lean.tables import ALIGNMENT
 from tests.unit.engine.torch.lean.models import lean_engine, tiny_model
 
@@ -24,7 +24,7 @@ BFLOAT16_NAN = 0x7FC0
 
 @kernel
 def hidden(row: np.ndarray, first: int, count: int) -> None:
-    hide_end(row.ctypes.data + 4 * first, (len(row) - first) // 16, count)
+    mask_end(row.ctypes.data + 4 * first, (len(row) - first) // 16, count)
 
 
 @given(st.integers(1, 600), st.integers(1, 40), st.integers(1, 16), st.integers(1, 16))

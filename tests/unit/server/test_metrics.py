@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from pipeline.errors import ServerError
-from pipeline.server.figures import read_figures
+from pipeline.server.metrics import read_figures
 from tests.http_server import Handler, serving
 
 

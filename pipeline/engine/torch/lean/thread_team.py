@@ -6,7 +6,7 @@ delays only the units that it took, and skips phases that have ended. A waiting 
 yields its core.
 
 A pass ends when every thread that entered it has left it. A thread that comes later finds the pass closed, or the next
-one open, and leaves without access to any data. Threads enter and leave in compiled code, so the calling thread does
+one open, and returns without access to any data. Threads enter and leave in compiled code, so the calling thread does
 not wait until the others have reacquired Python's lock, which takes 0.2 ms.
 """
 
@@ -32,9 +32,9 @@ PHASE_BYTES = 2 * COUNTER_BYTES
 _ENTERED, _LEFT = COUNTER_BYTES, 2 * COUNTER_BYTES
 _SPINS = 2000
 _FROM_BACK = 1 << 32
-# Address of the state of a crew, and number of the pass.
-Turn = tuple[int, int]
-Work = Callable[[int, Turn], None]
+# Address of the state of the team, and number of the pass.
+PassHandle = tuple[int, int]
+Work = Callable[[int, PassHandle], None]
 
 
 @emitted(types.int64, types.int64, types.int64)
@@ -56,7 +56,7 @@ def yield_core(builder: ir.IRBuilder) -> None:
 
 
 @generator
-def shared(thread: int, counter: int, count: int, chunk: int) -> Iterator[int]:
+def work_units(thread: int, counter: int, count: int, chunk: int) -> Iterator[int]:
     """Yield this thread's units of a phase, out of 0 .. count - 1. A thread takes a chunk of units at a time: threads
     of even numbers the first one left, others the last one. So two threads get nearly the same units in each phase, and
     find the data in their own CPU cache. Ends when all units are completed. counter: address of the phase's counter,
@@ -83,9 +83,9 @@ def shared(thread: int, counter: int, count: int, chunk: int) -> Iterator[int]:
 
 
 @kernel
-def enters(turn: Turn) -> bool:
-    """Enter a pass. Returns whether it is still open; if so, the thread must call `leaves` at the end."""
-    address, number = turn
+def enter_pass(handle: PassHandle) -> bool:
+    """Enter a pass. Returns whether it is still open; if so, the thread must call `leave_pass` at the end."""
+    address, number = handle
     fetch_add(address + _ENTERED, 1)
     is_open: bool = read(address) == number
     if not is_open:
@@ -94,9 +94,9 @@ def enters(turn: Turn) -> bool:
 
 
 @kernel
-def leaves(thread: int, turn: Turn) -> None:
+def leave_pass(thread: int, handle: PassHandle) -> None:
     """Leave a pass. Thread 0 closes the pass and waits until every thread that entered it has left."""
-    address, number = turn
+    address, number = handle
     fetch_add(address + _LEFT, 1)
     if thread > 0:
         return
@@ -108,7 +108,7 @@ def leaves(thread: int, turn: Turn) -> None:
             yield_core()
 
 
-class Crew:
+class ThreadTeam:
     """The calling thread and `num_threads - 1` more, which sleep between passes and end with this object."""
 
     def __init__(self, num_threads: int) -> None:
@@ -116,30 +116,30 @@ class Crew:
         # Number of the open pass or 0, threads that ever entered one, threads that left it.
         self._state = np.zeros(3 * COUNTER_BYTES // 8, np.int64)
         self._number = 0
-        self._queues: list[SimpleQueue[tuple[Work, Turn] | None]] = [SimpleQueue() for _ in range(1, num_threads)]
+        self._queues: list[SimpleQueue[tuple[Work, PassHandle] | None]] = [SimpleQueue() for _ in range(1, num_threads)]
         for number, queue in enumerate(self._queues, 1):
             Thread(target=_serve, args=(number, queue, self._state), name=f"lean-pass-{number}", daemon=True).start()
         weakref.finalize(self, _end, self._queues)
 
     def run(self, work: Work) -> None:
-        """Call work(thread number, turn) on every thread that comes in time. Returns when all of the work is done and
-        every thread has left the pass. work: calls one kernel that begins with `enters` and ends with `leaves`."""
+        """Call work(thread number, handle) on every thread that comes in time. Returns when all of the work is done and
+        every thread has left the pass. work: calls one kernel, from `enter_pass` to `leave_pass`."""
         self._number += 1
         self._state[0] = self._number
-        turn = self._state.ctypes.data, self._number
+        handle = self._state.ctypes.data, self._number
         for queue in self._queues:
-            queue.put((work, turn))
-        work(0, turn)
+            queue.put((work, handle))
+        work(0, handle)
 
 
-def _serve(number: int, queue: SimpleQueue[tuple[Work, Turn] | None], state: npt.NDArray[np.int64]) -> None:
-    """The loop of a thread. state: memory of the crew, kept alive for a thread that comes after the crew's end."""
+def _serve(number: int, queue: SimpleQueue[tuple[Work, PassHandle] | None], state: npt.NDArray[np.int64]) -> None:
+    """The loop of a thread. state: memory of the team, kept alive for a thread that comes after the team's end."""
     while (task := queue.get()) is not None:
-        work, turn = task
-        work(number, turn)
+        work, handle = task
+        work(number, handle)
         del task, work  # so that the arrays of a pass are freed before the next one
 
 
-def _end(queues: list[SimpleQueue[tuple[Work, Turn] | None]]) -> None:
+def _end(queues: list[SimpleQueue[tuple[Work, PassHandle] | None]]) -> None:
     for queue in queues:
         queue.put(None)
