@@ -20,7 +20,15 @@ from pydantic import ValidationError
 from starlette.types import ASGIApp
 
 from pipeline.files import write_whole
-from pipeline.gateway.connections import GRACE_S, by_port, for_pages, for_this_machine, in_origin_form, uvicorn_options
+from pipeline.gateway.connections import (
+    GRACE_S,
+    by_port,
+    for_pages,
+    for_this_machine,
+    in_origin_form,
+    uvicorn_options,
+    with_one_length,
+)
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.grpc_app import GrpcGateway, channel_options
 from pipeline.gateway.http_app import HttpGateway
@@ -30,6 +38,8 @@ from pipeline.gateway.upstream import request
 
 _BACKLOG = 512
 _POLL_S = 0.1
+# Control characters as Python writes them.
+_ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
 
 
 class _HttpServer(uvicorn.Server):
@@ -71,7 +81,7 @@ def _application(spec: GatewaySpec, gateway: HttpGateway) -> ASGIApp:
     is_local = spec.host.startswith("127.") and not spec.api_keys
     app: ASGIApp = gateway.app()
     app = by_port(for_pages(app) if spec.api_keys or is_local else app, {spec.metrics_port: gateway.metrics_app()})
-    return in_origin_form(for_this_machine(app) if is_local else app)
+    return with_one_length(in_origin_form(for_this_machine(app) if is_local else app))
 
 
 async def _follow_spec(deployments: Deployments, spec_path: Path) -> None:
@@ -106,6 +116,14 @@ def _listening(host: str, port: int) -> socket.socket:
     return server
 
 
+class _TextFormatter(logging.Formatter):
+    """One line per message: a message may quote a client's text, whose line ends would forge further lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = record.message.translate(_ESCAPES)
+        return super().formatMessage(record)
+
+
 class _JsonFormatter(logging.Formatter):
     """One JSON object per line, with the field names of Dynamo's logs."""
 
@@ -119,7 +137,7 @@ class _JsonFormatter(logging.Formatter):
 
 def _configure_logging(as_json: bool) -> None:
     handler = logging.StreamHandler()
-    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    text = _TextFormatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(_JsonFormatter() if as_json else text)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 

@@ -14,15 +14,15 @@ import anyio
 import pydantic_core
 
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.tenants import RETRY_AFTER_S
+from pipeline.gateway.tenants import MAX_LONG, RETRY_AFTER_S, long_bytes
 
 # Deepest nesting of lists and objects. Tensors need four levels, JSON schemas rarely twenty.
 MAX_DEPTH = 64
+# Most values of a body. Tensors in JSON rarely have 100,000. Four million, which fit into 8 MiB, would stop the event
+# loop for seconds.
+MAX_VALUES = 1 << 19
 # If a time limit is noticed later than this, all processes were suspended meanwhile.
 _LATE_S = 1.0
-# Bodies up to this length are read however many long ones arrive.
-_SHORT_BYTES = 1 << 16
-_MAX_LONG = 32
 # Range of the integer datatypes of tensors.
 _INTEGERS = range(-(1 << 63), 1 << 64)
 Receive = Callable[[], Awaitable[Any]]
@@ -35,7 +35,7 @@ class Disconnected(Exception):
 
 class BodyReader:
     """Reads bodies of requests. max_bytes: of one body. timeout_s: limit for the arrival of one body. Together they
-    hold at most _MAX_LONG bodies of the longest size; 1,000 clients that send slowly could use up the memory."""
+    hold at most MAX_LONG bodies of the longest size; 1,000 clients that send slowly could use up the memory."""
 
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
         self._max_bytes = max_bytes
@@ -58,7 +58,7 @@ class BodyReader:
                     return bytes(body)
                 late_s = anyio.current_time() - scope.deadline
         finally:
-            self._num_held -= _counted(body)
+            self._num_held -= long_bytes(len(body))
         raise Refusal(408, f"the body did not arrive within {self._timeout_s:g} s")
 
     async def _receive(self, receive: Receive, body: bytearray, too_long: Refusal) -> bool:
@@ -66,25 +66,22 @@ class BodyReader:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Disconnected
-        before = _counted(body)
+        before = long_bytes(len(body))
         body += message.get("body", b"")
-        self._num_held += _counted(body) - before
+        self._num_held += long_bytes(len(body)) - before
         if len(body) > self._max_bytes:
             raise too_long
         has_more: bool = message.get("more_body", False)
-        if has_more and self._num_held > _MAX_LONG * self._max_bytes:
+        if has_more and self._num_held > MAX_LONG * self._max_bytes:
             raise Refusal(503, "busy: too many long requests arrive; send it again", RETRY_AFTER_S)
         return has_more
 
 
-def _counted(body: bytearray) -> int:
-    """Bytes of a body that count for the limit of all bodies."""
-    return max(0, len(body) - _SHORT_BYTES)
-
-
 def parse_json(body: bytes) -> Json:
-    """Parse a body. Raises Refusal (400) if it is not a JSON object, is nested too deeply, or holds a number that fits
-    no tensor."""
+    """Parse a body. Raises Refusal (400) if it is not a JSON object, is nested too deeply, or holds too many values, a
+    number that fits no tensor, or a name that Triton would cut off."""
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:  # characters of texts count too, which are rarely as many
+        raise Refusal(400, f"the body holds more than {MAX_VALUES} values, brackets and commas")
     try:
         value = pydantic_core.from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
@@ -101,12 +98,14 @@ def write_json(value: Json) -> bytes:
 
 
 def _check(value: Any) -> None:
-    """Raise Refusal unless the depth and the numbers of a value are within limits. Iterates level by level, because
-    recursion could overflow the stack."""
+    """Raise Refusal unless the depth, the names and the numbers of a value are within limits. Iterates level by level,
+    because recursion could overflow the stack."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for item in level:
+            if isinstance(item, dict) and any("\0" in name for name in item):
+                raise Refusal(400, "the body holds a name with the character U+0000")
             members = item.values() if isinstance(item, dict) else item
             for member in members:
                 if isinstance(member, dict | list):

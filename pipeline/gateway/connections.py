@@ -138,6 +138,19 @@ def in_origin_form(app: ASGIApp) -> ASGIApp:
     return converted
 
 
+def with_one_length(app: ASGIApp) -> ASGIApp:
+    """Application that refuses a request with two lengths, Content-Length and Transfer-Encoding, and closes the
+    connection (RFC 9112, 6.1). A proxy in front may use the other one, and take the rest for a request of its own."""
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+            await _refuse(scope, send, Refusal(400, "send Content-Length or Transfer-Encoding, not both"))
+        else:
+            await app(scope, receive, send)
+
+    return checked
+
+
 def for_this_machine(app: ASGIApp) -> ASGIApp:
     """Application that refuses what a web page of another site sends, if a browser of this machine shows it: requests
     to a foreign name that resolves to this machine (DNS rebinding), or from a foreign origin."""
@@ -148,10 +161,15 @@ def for_this_machine(app: ASGIApp) -> ASGIApp:
         if all(not name or _LOCAL.fullmatch(name) for name in (host, origin)):
             await app(scope, receive, send)
         else:
-            style: Style = "openai" if scope["path"].startswith("/v1/") else "triton"
-            await ResponseWriter(send, style).refuse(Refusal(403, _FOREIGN), closes=True)
+            await _refuse(scope, send, Refusal(403, _FOREIGN))
 
     return checked
+
+
+async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
+    """Send the error in the format of the path's API, and close the connection."""
+    style: Style = "openai" if scope["path"].startswith("/v1/") else "triton"
+    await ResponseWriter(send, style).refuse(refusal, closes=True)
 
 
 def for_pages(app: ASGIApp) -> ASGIApp:

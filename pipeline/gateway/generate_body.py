@@ -63,10 +63,10 @@ def _with_parameters(value: Json, types: Types) -> Json:
 
 def sent_id_of(value: Json, tenant: Tenant, is_unique: bool) -> SentId:
     """Id with which a request is sent. is_unique: so that the gateway can stop it, and no other. Raises Refusal (400)
-    if the client's id is no string."""
+    if the client's id is no string, or Triton would cut it off."""
     chosen = value.get(ID, "")
-    if not isinstance(chosen, str):
-        raise Refusal(400, "id must be a string")
+    if not isinstance(chosen, str) or "\0" in chosen:
+        raise Refusal(400, "id must be a string without the character U+0000")
     return SentId(tenant.prefix, chosen, unique_id("") if is_unique else "")
 
 

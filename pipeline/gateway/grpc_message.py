@@ -31,6 +31,8 @@ def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> int | N
     for tensor in (*request.inputs, *request.outputs):
         if SHARED_MEMORY in tensor.parameters:
             raise in_shared_memory(tensor.name)
+    if any("\0" in name for name in (request.id, *(tensor.name for tensor in (*request.inputs, *request.outputs)))):
+        raise Refusal(400, "the id or the name of a tensor has the character U+0000, at which Triton would cut it off")
     is_raw = bool(request.raw_input_contents)
     if is_raw and len(request.raw_input_contents) != len(request.inputs):
         raise Refusal(

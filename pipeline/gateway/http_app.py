@@ -207,31 +207,31 @@ class HttpGateway:
         timeout_s = timeout_of(request, self._spec.config.request_timeout_s)
         headers = JSON | trace_headers(request) | session_headers(request, tenant, checked.conversation)
         # The worker derives the seed of a request without one from the request id, so each choice needs its own id.
-        ids = [answer.request_id, *(secrets.token_hex(16) for _ in checked.bodies[1:])]
+        ids = [answer.request_id, *(secrets.token_hex(16) for _ in checked.requests[1:])]
         deployment = self._deployments.current
         renderer = None
         if endpoint == "chat":
             model = f"/v2/models/{deployment.spec.tenant_models[0]}/generate"
             renderer = UpstreamRequest(deployment.http, "POST", model, b"", JSON, _SHORT_S, answer.request_id)
-        requests = [
-            FrontEndRequest(
-                targets=[_openai(deployment)],
-                method="POST",
-                path=request.url.path,
-                body=choice,
-                headers=headers,
-                timeout_s=timeout_s,
-                request_id=own_id,
-                is_served=checked.model == deployment.spec.model,
-                renderer=renderer,
-                is_whole=checked.is_whole,
-                listed_s=deployment.spec.listed_s,
-            )
-            for choice, own_id in zip(checked.bodies, ids, strict=True)
-        ]
-        num_choices, max_seq_len = len(requests) * checked.num_prompts, deployment.spec.max_seq_len
+        num_choices, max_seq_len = len(ids) * checked.num_prompts, deployment.spec.max_seq_len
         num_bytes = len(body) // checked.num_prompts
         with deployment.in_use(), self._tenants.admit(tenant, num_bytes, checked.max_tokens, max_seq_len, num_choices):
+            requests = [
+                FrontEndRequest(
+                    targets=[_openai(deployment)],
+                    method="POST",
+                    path=request.url.path,
+                    body=choice,
+                    headers=headers,
+                    timeout_s=timeout_s,
+                    request_id=own_id,
+                    is_served=checked.model == deployment.spec.model,
+                    renderer=renderer,
+                    is_whole=checked.is_whole,
+                    listed_s=deployment.spec.listed_s,
+                )
+                for choice, own_id in zip(checked.bodies, ids, strict=True)
+            ]
             await forward_openai(self._transport, requests, request.receive, answer, checked.rewrites)
 
     async def _models(self, request: Request, answer: ResponseWriter) -> None:

@@ -59,8 +59,8 @@ def _tensors(value: Json, name: str) -> list[Json]:
     tensors = value.get(name)
     if not isinstance(tensors, list) or not all(isinstance(item, dict) for item in tensors):
         raise Refusal(400, f"{name} must be a list of objects")
-    if not all(isinstance(item.get("name"), str) for item in tensors):
-        raise Refusal(400, f"each of {name} needs a name")
+    if not all(isinstance(item.get("name"), str) and "\0" not in item["name"] for item in tensors):
+        raise Refusal(400, f"each of {name} needs a name, without the character U+0000")
     return tensors
 
 

@@ -22,18 +22,23 @@ _SEEDS, _SMALLEST_SEED = 1 << 64, -(1 << 63)
 
 
 class CheckedChoices(NamedTuple):
-    """A checked request. bodies: a request to forward for each choice. max_tokens: limit of the output of one choice;
+    """A checked request. requests: a request to forward for each choice. max_tokens: limit of the output of one choice;
     None if the request sets none. model: the client's `model` field. conversation: id of the conversation, the same in
-    all turns but the first, where it is None. rewrites: changes to the response. num_prompts: prompts of each body.
-    is_whole: whether the client requests a whole response; the bodies request streams."""
+    all turns but the first, where it is None. rewrites: changes to the response. num_prompts: prompts of each request.
+    is_whole: whether the client requests a whole response; the forwarded requests ask for streams."""
 
-    bodies: list[bytes]
+    requests: list[Json]
     max_tokens: int | None
     model: object
     conversation: str | None = None
     rewrites: Sequence[Rewrite] = ()
     num_prompts: int = 1
     is_whole: bool = False
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The requests in JSON, which is large for many choices of a long request."""
+        return [write_json(request) for request in self.requests]
 
 
 def checked_openai(
@@ -63,14 +68,15 @@ def checked_openai(
     if is_whole and "stream_options" not in sent:  # else the front end refuses the request
         sent |= {"stream": True, "stream_options": {"include_usage": True}}
     requests = choice_requests(sent, num_choices)
-    bodies = [write_json(request) for request in requests]
     rewrites: list[Rewrite] = [with_nulls] if endpoint == "completions" else []
     if value.get("logprobs") is not None:
         rewrites.append(alternatives(value.get("top_logprobs") or 0) if endpoint == "chat" else log_probs())
     if value.get("draft_statistics") and num_choices == 1:
         rewrites.append(move_figures)
     num_prompts = _num_prompts(value.get("prompt"))
-    return CheckedChoices(bodies, max_tokens, value.get("model"), _conversation(value), rewrites, num_prompts, is_whole)
+    return CheckedChoices(
+        requests, max_tokens, value.get("model"), _conversation(value), rewrites, num_prompts, is_whole
+    )
 
 
 def choice_requests(sent: Json, num_choices: int) -> list[Json]:

@@ -15,6 +15,11 @@ from pipeline.gateway.refusal import Refusal
 Clock = Callable[[], float]
 # Retry-After if the end of a running request is unknown.
 RETRY_AFTER_S = 1
+# Bodies up to this length are read and served however many long ones there are.
+SHORT_BYTES = 1 << 16
+# Most bodies of the longest size that arrive at the same time, that are served at the same time, and that the choices
+# of one request may be.
+MAX_LONG, MAX_LONG_CHOICES = 32, 4
 # Longest namespace that a client may choose, in bytes of UTF-8.
 MAX_NAMESPACE_BYTES = 128
 
@@ -87,6 +92,7 @@ class Tenants:
 
     def __init__(self, keys: Sequence[ApiKey], config: GatewayConfig, clock: Clock = time.monotonic) -> None:
         self._max_concurrent_requests = config.max_concurrent_requests
+        self._max_body_bytes = config.max_body_bytes
         self._by_hash = {
             key.key_sha256: Tenant(
                 key.tenant,
@@ -100,7 +106,7 @@ class Tenants:
         }
         # The trie itself bounds the number of namespaces.
         self._everyone = Tenant("everyone", "", config.max_concurrent_requests, max_namespaces=None)
-        self.num_running = 0
+        self.num_running = self._num_long_bytes = 0
 
     def of_key(self, key: str | None) -> Tenant:
         """Tenant of an API key. On a server without keys all clients share one tenant. Raises Refusal (401) for a
@@ -126,12 +132,17 @@ class Tenants:
     ) -> Iterator[None]:
         """Count a request as running while the block runs. num_prompt_bytes: of one prompt. num_output_tokens:
         limit of the output of one choice; None, or more than max_seq_len, counts as max_seq_len. num_choices: of all
-        prompts; each counts as a request. Raises Refusal: 429 at a tenant's limit, 503 at the server's limit, 400 for a
-        request that alone exceeds a limit."""
+        prompts; each counts as a request. Raises Refusal: 429 at a tenant's limit, 503 at the server's limit, 400 or
+        413 for a request that alone exceeds a limit."""
         limit = min(tenant.max_concurrent_requests, self._max_concurrent_requests)
         if num_choices > limit:
             raise Refusal(
                 400, f"the request has {num_choices} choices; each counts as a request, and {limit} at once are allowed"
+            )
+        num_long_bytes = num_choices * long_bytes(num_prompt_bytes)
+        if num_long_bytes > MAX_LONG_CHOICES * self._max_body_bytes:
+            raise Refusal(
+                413, f"the request has {num_choices} choices of {num_prompt_bytes} bytes; send them one after the other"
             )
         if tenant.num_running + num_choices > tenant.max_concurrent_requests and self._by_hash:
             raise Refusal(
@@ -139,16 +150,25 @@ class Tenants:
             )
         if self.num_running + num_choices > self._max_concurrent_requests:
             raise Refusal(503, f"busy: {self.num_running} requests are being served; send it again", RETRY_AFTER_S)
+        if self._num_long_bytes + num_long_bytes > MAX_LONG * self._max_body_bytes:
+            raise Refusal(503, "busy: too many long requests are being served; send it again", RETRY_AFTER_S)
         if tenant.bucket is not None:
             wanted = max_seq_len if num_output_tokens is None else min(num_output_tokens, max_seq_len)
             tenant.bucket.take(num_choices * (wanted + -(-num_prompt_bytes // 4)))
         tenant.num_running += num_choices
         self.num_running += num_choices
+        self._num_long_bytes += num_long_bytes
         try:
             yield
         finally:
             tenant.num_running -= num_choices
             self.num_running -= num_choices
+            self._num_long_bytes -= num_long_bytes
+
+
+def long_bytes(num_bytes: int) -> int:
+    """Bytes of a body that count for the limits of all bodies."""
+    return max(0, num_bytes - SHORT_BYTES)
 
 
 def bearer_key(authorization: str | None) -> str | None:

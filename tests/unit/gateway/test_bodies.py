@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.gateway import bodies
-from pipeline.gateway.bodies import MAX_DEPTH, BodyReader, Disconnected, parse_json, write_json
+from pipeline.gateway import bodies, tenants
+from pipeline.gateway.bodies import MAX_DEPTH, MAX_VALUES, BodyReader, Disconnected, parse_json, write_json
 from pipeline.gateway.refusal import Refusal
 from tests.patience import PATIENCE_S
 
@@ -62,11 +62,19 @@ def test_the_deepest_allowed_nesting_is_taken() -> None:
         (b'{"a": "\\ud800"}', "not JSON"),
         (b'{"a": 1} {"b": 2}', "not JSON"),
         (b'{"a": "\xff"}', "not JSON"),
+        (b'{"a": [{"b\\u0000": 1}]}', "U.0000"),
     ],
 )
 def test_what_triton_should_not_see_is_refused_with_a_sentence(body: bytes, sentence: str) -> None:
     with pytest.raises(Refusal, match=sentence):
         parse_json(body)
+
+
+def test_more_values_than_the_limit_are_refused_and_one_less_are_taken() -> None:
+    body = b'{"a":[' + b"1," * (MAX_VALUES - 2)  # two brackets
+    assert len(parse_json(body + b"1]}")["a"]) == MAX_VALUES - 1
+    with pytest.raises(Refusal, match="more than 524288 values"):
+        parse_json(body + b"1,1]}")
 
 
 def read(*messages: dict[str, Any], max_bytes: int = 10, timeout_s: float = 5.0, length: str | None = None) -> bytes:
@@ -125,8 +133,8 @@ def test_a_suspension_of_the_process_is_no_slow_client(monkeypatch: pytest.Monke
 
 
 def test_long_bodies_that_arrive_at_the_same_time_are_bounded_and_short_ones_are_read(monkeypatch) -> None:
-    monkeypatch.setattr(bodies, "_SHORT_BYTES", 4)
-    monkeypatch.setattr(bodies, "_MAX_LONG", 2)
+    monkeypatch.setattr(tenants, "SHORT_BYTES", 4)
+    monkeypatch.setattr(bodies, "MAX_LONG", 2)
 
     async def work() -> None:
         reader, go_on = BodyReader(10, PATIENCE_S), asyncio.Event()

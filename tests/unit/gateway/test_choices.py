@@ -52,6 +52,16 @@ def ask(server: Behind, spec: Any = None, **body: Any) -> httpx.Response:
     return asyncio.run(work())
 
 
+def test_choices_of_a_long_request_are_refused_before_they_are_written():
+    server = Behind(whole)
+
+    answer = ask(server, spec_of(max_body_bytes=1 << 20), n=128, prediction="a" * 200_000)
+
+    assert answer.status_code == 413
+    assert "128 choices of 200" in answer.json()["error"]["message"]
+    assert not server.requests
+
+
 def test_each_choice_is_a_request_with_a_seed_and_an_id_of_its_own():
     server = Behind(whole)
 

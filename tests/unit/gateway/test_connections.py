@@ -15,7 +15,7 @@ import uvicorn
 
 from pipeline.gateway import connections
 from pipeline.gateway.__main__ import _listening
-from pipeline.gateway.connections import for_this_machine, in_origin_form, uvicorn_options
+from pipeline.gateway.connections import for_this_machine, in_origin_form, uvicorn_options, with_one_length
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.tenants import Tenants
@@ -223,6 +223,19 @@ def test_pieces_of_a_response_are_sent_at_once():
         return options[0]
 
     assert asyncio.run(work())
+
+
+def test_a_request_with_two_lengths_is_refused_and_what_follows_is_no_request():
+    lengths = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    two_requests = b"POST / HTTP/1.1\r\nHost: x\r\n" + lengths + b"0\r\n\r\n" + REQUEST
+
+    async def work() -> bytes:
+        async with serving(with_one_length(app), PATIENCE_S) as address:
+            return await ask(address, two_requests)
+
+    found = asyncio.run(work())
+    assert found.startswith(b"HTTP/1.1 400")
+    assert found.count(b"HTTP/1.1") == 1
 
 
 @pytest.mark.parametrize(

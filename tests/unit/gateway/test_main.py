@@ -248,3 +248,5 @@ def test_logs_are_text_or_one_json_object_a_line():
         "target": "lookahead.gateway",
         "message": "request a\nb failed",
     }
+    assert gateway._TextFormatter().format(record) == r"request a\nb failed"
+    assert gateway._TextFormatter().format(logging.makeLogRecord({"msg": "é\x1b[2J\u2028"})) == r"é\x1b[2J\u2028"

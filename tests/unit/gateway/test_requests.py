@@ -198,6 +198,27 @@ def test_shared_memory_over_grpc_is_refused(alice):
         check_request(request, alice, True)
 
 
+@pytest.mark.parametrize("field", ["id", "input", "output"])
+def test_what_triton_would_cut_off_is_refused(alice, field):
+    """Triton ends a text at U+0000: an id then lacks the suffix by which the gateway stops the request."""
+    odd = "a\0b"
+    request = pb.ModelInferRequest(model_name=FRONT_MODEL, id=odd if field == "id" else "")
+    value = {"id": request.id, "inputs": [{"name": odd}] if field == "input" else []}
+    if field == "input":
+        request.inputs.add(name=odd)
+    elif field == "output":
+        request.outputs.add(name=odd)
+        value["outputs"] = [{"name": odd}]
+
+    with pytest.raises(Refusal, match=r"U\+0000"):
+        check_request(request, alice, True)
+    with pytest.raises(Refusal, match=r"U\+0000"):
+        checked_infer(json.dumps(value).encode(), None, alice, TYPES)
+    if field == "id":
+        with pytest.raises(Refusal, match=r"U\+0000"):
+            checked_generate(json.dumps({"id": odd}).encode(), alice, TYPES)
+
+
 def test_raw_contents_that_do_not_fit_the_inputs_are_refused(alice):
     request = pb.ModelInferRequest(model_name=FRONT_MODEL, raw_input_contents=[b"a", b"b"])
     request.inputs.add(name="x")

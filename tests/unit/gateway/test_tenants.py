@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from pipeline.config.schema import GatewayConfig, ServerConfig
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.tenants import MAX_NAMESPACE_BYTES, Tenant, Tenants, TokenBucket, bearer_key
+from pipeline.gateway.tenants import MAX_NAMESPACE_BYTES, SHORT_BYTES, Tenant, Tenants, TokenBucket, bearer_key
 from tests.unit.gateway.gateways import MAX_SEQ_LEN, Clock, api_key
 
 
@@ -94,6 +94,25 @@ def test_requests_at_once_are_limited_per_tenant_and_in_all():
     with tenants.admit(a, 0, 1, MAX_SEQ_LEN):
         assert tenants.num_running == 2
     assert tenants.num_running == 1
+
+
+def test_long_requests_at_once_are_limited_and_short_ones_are_not():
+    tenants = tenants_of(max_body_bytes=1 << 20)
+    everyone = tenants.of_key(None)
+    with ExitStack() as held:
+        for _ in range(8):  # as long as 4 of the longest bodies each
+            held.enter_context(tenants.admit(everyone, (1 << 19) + SHORT_BYTES, 1, MAX_SEQ_LEN, 8))
+        with pytest.raises(Refusal, match="too many long requests") as of_all:
+            admit(tenants, everyone, 1, SHORT_BYTES + 1)
+        admit(tenants, everyone, 1, SHORT_BYTES)
+    admit(tenants, everyone, 1, 1 << 20)
+    with (
+        pytest.raises(Refusal, match="8 choices of 600000 bytes") as of_one,
+        tenants.admit(everyone, 600_000, 1, MAX_SEQ_LEN, 8),
+    ):
+        pass
+
+    assert (of_all.value.status, of_one.value.status) == (503, 413)
 
 
 def test_tokens_a_minute_are_those_of_prompt_and_output():
