@@ -87,6 +87,8 @@ class GrpcGateway:
                     with self._opened(needs_key):
                         request = await message_of(requests, _SHORT_S)
                 deployment = self._deployments.current
+                if name == "ModelReady" and request.name not in deployment.spec.public_models:
+                    return pb.ModelReadyResponse(ready=False)  # as Triton reports an unknown model
                 if (model := getattr(request, "name", None)) is not None:
                     deployment.require_public(model)
                 triton = await deployment.triton()

@@ -9,6 +9,7 @@ stop_token_ids                             converted: the front end counts later
 strategy, num_draft_tokens                 converted: the front end refuses unknown fields
 draft_statistics                           converted: requests draft statistics in `nvext.engine_data`
 response_format, guided_*                  converted: the front end accepts them, but does not migrate such a request
+structured_outputs                         converted: vLLM's newer form of guided_*, which the front end refuses
 tools, tool_choice, parallel_tool_calls    copied: they become a guide, so that the output has valid calls
 max_tokens, max_completion_tokens          copied: the worker counts the earlier tokens of a migrated request
 a tool_choice of allowed_tools             converted to the allowed tools and their mode: the front end refuses it
@@ -50,9 +51,9 @@ from pipeline.gateway.annotations import (
     TOOLS,
     annotation,
     is_token_list,
-    regex_of_choices,
 )
 from pipeline.gateway.openai_types import check_types
+from pipeline.gateway.response_guides import response_guide
 from pipeline.gateway.tool_guides import tool_guide
 
 Endpoint = Literal["chat", "completions"]
@@ -62,7 +63,6 @@ _MAX_TOKENS: Mapping[Endpoint, int] = {"chat": 1 << 20, "completions": 16}
 _RESERVED = (f"{MAX_TOKENS}:", f"{GUIDE_TYPE}:", f"{GUIDE}:", f"{TOOLS}:")
 # Fields of OpenAI's API without effect on the output.
 _WITHOUT_EFFECT = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-_GUIDES = {"guided_regex": "regex", "guided_grammar": "ebnf_grammar"}
 # Fields that front end or worker ignore.
 _IGNORED = (
     *("include_stop_str_in_output", "prompt_logprobs", "prompt_embeds", "audio"),
@@ -87,7 +87,8 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
     options |= _stop_words(sent)
     options |= _stop_tokens(sent)
     options |= _logit_bias(sent)
-    options |= _guide(sent)
+    if guide := response_guide(sent):
+        options |= {GUIDE_TYPE: guide[0], GUIDE: guide[1]}
     options |= _tools(sent, tool_call_parser, GUIDE_TYPE in options)
     if (limit := sent.pop(NUM_DRAFT_TOKENS, None)) is not None:
         options[NUM_DRAFT_TOKENS] = str(_whole_number(limit, NUM_DRAFT_TOKENS))
@@ -222,22 +223,6 @@ def _logit_bias(sent: dict[str, Any]) -> dict[str, str]:
     return {LOGIT_BIAS: json.dumps(value)} if value else {}
 
 
-def _guide(sent: dict[str, Any]) -> dict[str, str]:
-    """Convert the response format to TensorRT-LLM's guide type and guide."""
-    found = [_response_format(sent.pop("response_format", None))]
-    found += [_guided(sent, name, kind) for name, kind in _GUIDES.items()]
-    if (schema := sent.pop("guided_json", None)) is not None:
-        found.append(("json_schema", schema if isinstance(schema, str) else json.dumps(schema)))
-    if (choices := sent.pop("guided_choice", None)) is not None:
-        if not (isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices)):
-            raise RequestError("guided_choice must be a list of texts")
-        found.append(("regex", regex_of_choices(choices)))
-    guides = [guide for guide in found if guide is not None]
-    if len(guides) > 1:
-        raise RequestError("response_format and guided_* exclude each other; send one of them")
-    return {GUIDE_TYPE: guides[0][0], GUIDE: guides[0][1]} if guides else {}
-
-
 def _tools(sent: Mapping[str, Any], parser: str | None, has_guide: bool) -> dict[str, str]:
     """The mark of a request with tools, and their guide. Empty if no call is allowed, or if the tools are invalid, as
     the front end reports. has_guide: whether the request has another guide."""
@@ -252,27 +237,6 @@ def _tools(sent: Mapping[str, Any], parser: str | None, has_guide: bool) -> dict
     functions = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
     guide = tool_guide(functions, choice, sent.get("parallel_tool_calls") is not False, parser)
     return {TOOLS: "true"} | ({GUIDE_TYPE: guide[0], GUIDE: guide[1]} if guide and not has_guide else {})
-
-
-def _guided(sent: dict[str, Any], name: str, kind: str) -> tuple[str, str] | None:
-    value = _text_option(sent, name)
-    return (kind, value[name]) if value else None
-
-
-def _response_format(value: object) -> tuple[str, str] | None:
-    if value is None:
-        return None
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return "json", ""
-    if kind == "json_schema" and isinstance(value, Mapping):
-        schema = value.get("json_schema")
-        if isinstance(schema, Mapping) and isinstance(schema.get("schema"), Mapping):
-            return "json_schema", json.dumps(schema["schema"])
-        raise RequestError('response_format.json_schema must be {"name": "...", "schema": {...}}')
-    raise RequestError(f"response_format has type {kind!r}; it must be text, json_object or json_schema")
 
 
 def _max_tokens(sent: dict[str, Any], endpoint: Endpoint) -> int:

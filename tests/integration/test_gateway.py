@@ -121,6 +121,8 @@ def test_inner_models_cannot_be_called_or_seen(closed):
             == 404
         )
         with triton.InferenceServerClient(closed.state.grpc_url) as client:
+            assert client.is_model_ready(FRONT_MODEL)
+            assert not client.is_model_ready(model)
             with pytest.raises(InferenceServerException, match="there is no model"):
                 client.get_model_metadata(model)
             with pytest.raises(InferenceServerException, match="there is no model"):

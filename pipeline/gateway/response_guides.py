@@ -1,0 +1,62 @@
+"""Converts the response format of an OpenAI request to a guide: TensorRT-LLM's guide type and guide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.errors import RequestError
+from pipeline.gateway.annotations import regex_of_choices
+
+_TEXTS = {"guided_regex": "regex", "guided_grammar": "ebnf_grammar"}
+_STRUCTURED = ("json", "regex", "grammar", "choice")
+
+
+def response_guide(sent: dict[str, Any]) -> tuple[str, str] | None:
+    """Remove the response format from a request, and return its guide type and guide. Raises RequestError if there are
+    two or one is invalid."""
+    if (outputs := sent.pop("structured_outputs", None)) is not None:
+        sent |= _guided_fields(outputs)
+    found = [_response_format(sent.pop("response_format", None))]
+    for name, kind in _TEXTS.items():
+        if (text := sent.pop(name, None)) is not None:
+            if not isinstance(text, str):
+                raise RequestError(f"{name} must be a text")
+            found.append((kind, text))
+    if (schema := sent.pop("guided_json", None)) is not None:
+        found.append(("json_schema", schema if isinstance(schema, str) else json.dumps(schema)))
+    if (choices := sent.pop("guided_choice", None)) is not None:
+        if not (isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices)):
+            raise RequestError("guided_choice must be a list of texts")
+        found.append(("regex", regex_of_choices(choices)))
+    guides = [guide for guide in found if guide is not None]
+    if len(guides) > 1:
+        raise RequestError("response_format and guided_* exclude each other; send one of them")
+    return guides[0] if guides else None
+
+
+def _guided_fields(outputs: object) -> dict[str, Any]:
+    """The fields guided_* of `structured_outputs`, vLLM's newer form of them."""
+    given = (
+        {name: value for name, value in outputs.items() if value is not None} if isinstance(outputs, Mapping) else {}
+    )
+    if not given or not given.keys() <= set(_STRUCTURED):
+        raise RequestError(f"structured_outputs must have one of {', '.join(_STRUCTURED)}, and nothing else")
+    return {f"guided_{name}": value for name, value in given.items()}
+
+
+def _response_format(value: object) -> tuple[str, str] | None:
+    if value is None:
+        return None
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return "json", ""
+    if kind == "json_schema" and isinstance(value, Mapping):
+        schema = value.get("json_schema")
+        if isinstance(schema, Mapping) and isinstance(schema.get("schema"), Mapping):
+            return "json_schema", json.dumps(schema["schema"])
+        raise RequestError('response_format.json_schema must be {"name": "...", "schema": {...}}')
+    raise RequestError(f"response_format has type {kind!r}; it must be text, json_object or json_schema")
