@@ -56,11 +56,11 @@ def endpoints_of(state: ServerState, openai_url: str | None) -> list[Endpoint]:
 
 
 def times_to_first_token(
-    endpoints: list[Endpoint], num_requests: int, step: Callable[[str], None] = lambda name: None, seed: int = 0
+    endpoints: list[Endpoint], num_requests: int, step: Callable[[str], None] = lambda name: None
 ) -> dict[str, list[float]]:
     """Times in milliseconds by the endpoint's name. The first request to each is a warm-up; responses without text do
     not count. Raises ServerError if a request fails, or if no response of an endpoint has text."""
-    words = random.Random(seed)
+    words = random.Random(0)
     times: dict[str, list[float]] = {endpoint.name: [] for endpoint in endpoints}
     with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
         for number in range(-1, num_requests):

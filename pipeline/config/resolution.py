@@ -49,9 +49,9 @@ _Schema = TypeVar("_Schema", bound=Frozen)
 
 
 class _Resolution(NamedTuple):
-    """settled: resolved config; None if faults prevent it. faults: of both files and of their combination."""
+    """resolved: None if faults prevent it. faults: of both files and of their combination."""
 
-    settled: ResolvedConfig | None
+    resolved: ResolvedConfig | None
     faults: list[Fault]
 
 
@@ -81,10 +81,10 @@ def resolve_config(
     def resolved_with(more: Sequence[str], note: Callable[[str], None] = lambda text: None) -> _Resolution:
         return _resolve(model, profile, (*overrides, *more), where, hardware, backend_rules, note)
 
-    settled, faults = resolved_with((), note)
+    resolved, faults = resolved_with((), note)
     raise_faults([_with_checked_fix(each, faults, resolved_with) for each in faults])
-    assert settled is not None, "no faults, so both files are valid"
-    return settled
+    assert resolved is not None, "no faults, so both files are valid"
+    return resolved
 
 
 def _resolve(
@@ -104,27 +104,23 @@ def _resolve(
     checked_model = _validate(raw_model, ModelConfig, ("model",))
     checked_profile = _validate(raw_profile, ProfileConfig, ())
     faults += [*checked_model.faults, *checked_profile.faults]
-    settled_profile = checked_profile.value
     conflicts: list[Fault] = []
-    settled: ResolvedConfig | None = None
-    if isinstance(settled_profile, ProfileConfig):
-        name = settled_profile.backend
+    resolved: ResolvedConfig | None = None
+    if isinstance(valid := checked_profile.value, ProfileConfig):
+        name = valid.backend
         if name == AUTO:
-            name = next(each for each in backend_names() if load_backend(each).fits(settled_profile, hardware))
+            name = next(each for each in backend_names() if load_backend(each).fits(valid, hardware))
         backend: BackendSettings = load_backend(name)
-        device = (
-            backend.device(settled_profile, hardware) if settled_profile.device == "auto" else settled_profile.device
-        )
-        settled_profile = settled_profile.model_copy(update={"backend": name, "device": device})
-        conflicts += faults_of_profile(settled_profile)
-        conflicts += backend.profile_faults(settled_profile, hardware)
+        device = backend.device(valid, hardware) if valid.device == "auto" else valid.device
+        complete = valid.model_copy(update={"backend": name, "device": device})
+        conflicts += [*faults_of_profile(complete), *backend.profile_faults(complete, hardware)]
         if isinstance(checked_model.value, ModelConfig):
-            conflicts += faults_of_pair(checked_model.value, settled_profile, names_in(where.profiles))
-            settled = _settled(checked_model.value, settled_profile, name, device)
-            conflicts += backend.faults(settled) if backend_rules else ()
+            conflicts += faults_of_pair(checked_model.value, complete, names_in(where.profiles))
+            resolved = _resolved(checked_model.value, complete, name, device)
+            conflicts += backend.faults(resolved) if backend_rules else ()
     bad = {("model", *key) for key in checked_model.bad} | checked_profile.bad
     faults += [_located(conflict, raw_model, raw_profile) for conflict in conflicts if not _rests_on(conflict, bad)]
-    return _Resolution(settled, faults)
+    return _Resolution(resolved, faults)
 
 
 def _with_checked_fix(
@@ -253,7 +249,7 @@ def _parse(data: dict[str, object], schema: type[_Schema]) -> _Schema:
     return schema.model_validate_json(json.dumps(data, default=str), strict=True)
 
 
-def _settled(model: ModelConfig, profile: ProfileConfig, backend: str, device: Device) -> ResolvedConfig:
+def _resolved(model: ModelConfig, profile: ProfileConfig, backend: str, device: Device) -> ResolvedConfig:
     model, profile = _with_absolute_checkpoint(model), _with_absolute_snapshots(profile)
     return ResolvedConfig(
         model=model,

@@ -57,10 +57,11 @@ class TrieMeasurement(Measurement):
     insert_worst_ms: float
 
 
-def synthetic_sequences(num_tokens: int, seed: int = 0, vocab_size: int = VOCABULARY) -> list[IntArray]:
-    """Sequences of `SEQUENCE_LEN` tokens from a Markov chain of order 2 over a Zipf vocabulary."""
+def synthetic_stream(num_tokens: int, seed: int) -> list[IntArray]:
+    """Sequences of `SEQUENCE_LEN` tokens from a Markov chain of order 2 over a Zipf vocabulary: `num_tokens` tokens to
+    insert and some held-out ones."""
     rng = np.random.default_rng(seed)
-    num_sequences = max(1, -(-num_tokens // SEQUENCE_LEN))
+    num_sequences = -(-int(num_tokens * 1.02) // SEQUENCE_LEN) + 1
     result = np.empty((num_sequences, SEQUENCE_LEN), np.int64)
     state = rng.integers(0, 1 << 30, num_sequences)
     for place in range(SEQUENCE_LEN):
@@ -69,15 +70,10 @@ def synthetic_sequences(num_tokens: int, seed: int = 0, vocab_size: int = VOCABU
         choice = np.minimum(rng.zipf(1.6, num_sequences), 5000)
         mixed = (state * 1_000_003 + choice * 7919) % (1 << 31)
         spread = (mixed * 2_654_435_761 % (1 << 32)) / float(1 << 32)
-        token = np.minimum(vocab_size**spread, vocab_size - 1).astype(np.int64)
+        token = np.minimum(VOCABULARY**spread, VOCABULARY - 1).astype(np.int64)
         result[:, place] = token
-        state = ((state % vocab_size) * vocab_size + token) % (1 << 30)
+        state = ((state % VOCABULARY) * VOCABULARY + token) % (1 << 30)
     return list(result.astype(np.int32))
-
-
-def synthetic_stream(num_tokens: int, seed: int) -> list[IntArray]:
-    """Synthetic sequences with `num_tokens` tokens to insert and some held-out ones."""
-    return synthetic_sequences(int(num_tokens * 1.02) + SEQUENCE_LEN, seed)
 
 
 def split_texts(texts: Iterable[IntArray]) -> list[IntArray]:

@@ -30,6 +30,7 @@ from pipeline.files import is_url
 from pipeline.server.command import SHOWN_ID, is_plain, plain_names, restricting_words, shown_listening
 from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.installation import (
+    CONTAINER_SERVER,
     Installation,
     backends_dir,
     find_installation,
@@ -41,7 +42,6 @@ from pipeline.triton_models.handover import HANDOVER, VARIABLE
 from pipeline.triton_models.spans import trace_variables
 
 BACKEND = "tensorrtllm"
-CONTAINER_SERVER = "/opt/tritonserver/bin/tritonserver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class Site:
         return self.has_mpirun or num_processes > 1
 
 
-def find_site(environment: Mapping[str, str] = os.environ, container: Path = Path(CONTAINER_SERVER)) -> Site:
+def find_site(environment: Mapping[str, str] = os.environ) -> Site:
     """Find a tritonserver with the TensorRT-LLM backend on this machine, else docker. Raises ServerError if there is
     neither."""
     search = environment.get("PATH")
     try:
-        installation = find_installation(environment, container)
+        installation = find_installation(environment)
         if (backends_dir(installation.executable) / BACKEND).is_dir():
             return Site(installation.executable, shutil.which("mpirun", path=search) is not None)
         found = f"The tritonserver here ({installation.executable}, {installation.origin}) has no {BACKEND} backend"
@@ -112,7 +112,7 @@ def shown_commands(resolved: ResolvedConfig, repository: Path, places: Places) -
     try:
         site = find_site()
     except ServerError:
-        site = Site(Path(CONTAINER_SERVER), has_mpirun=True)
+        site = Site(CONTAINER_SERVER, has_mpirun=True)
     make = _command_maker(resolved, repository, site, places)
     command = make(shown_listening(resolved.profile.server), SHOWN_ID)
     if site.executable is not None:
