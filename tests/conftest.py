@@ -34,7 +34,7 @@ from tests.own_places import own_places
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples take longer on a busy machine. `--hypothesis-profile=thorough` runs many more where a test names no number.
-hypothesis.settings.register_profile("lookahead", deadline=None, max_examples=60)
+hypothesis.settings.register_profile("lookahead", deadline=None, max_examples=40)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile("lookahead")
 

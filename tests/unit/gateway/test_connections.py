@@ -27,10 +27,14 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 TIMEOUT_S = 0.2
 
 
-async def app(scope, receive, send):
-    await asyncio.sleep(2 * TIMEOUT_S)  # to answer may take longer than to ask
+async def prompt(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def app(scope, receive, send):
+    await asyncio.sleep(2 * TIMEOUT_S)  # to answer may take longer than to ask
+    await prompt(scope, receive, send)
 
 
 @asynccontextmanager
@@ -85,8 +89,17 @@ def test_connections_that_wait_for_a_request_give_way_to_new_ones(monkeypatch):
     monkeypatch.setattr(connections, "IDLE_S", PATIENCE_S)
 
     async def work() -> None:
-        async with serving(timeout_s=PATIENCE_S, max_connections=4) as address:
+        begun, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def first_waits(scope, receive, send):
+            if not begun.is_set():
+                begun.set()
+                await goes_on.wait()
+            await prompt(scope, receive, send)
+
+        async with serving(first_waits, PATIENCE_S, max_connections=4) as address:
             running = asyncio.ensure_future(ask(address, REQUEST))
+            await begun.wait()
             silent = [await asyncio.open_connection(*address) for _ in range(6)]
             assert b"503" in await ask(address, REQUEST)
             monkeypatch.setattr(connections, "IDLE_S", 0.0)
@@ -98,6 +111,7 @@ def test_connections_that_wait_for_a_request_give_way_to_new_ones(monkeypatch):
                 assert (await ask(address, REQUEST)).endswith(b"ok")
                 silent.append(await asyncio.open_connection(*address))
 
+            goes_on.set()
             assert (await running).endswith(b"ok")
             for reader, _ in silent[:6]:
                 with suppress(ConnectionError):
@@ -197,7 +211,7 @@ def test_a_target_that_is_a_whole_url_is_its_path_and_its_host(target, path, hos
 
     async def record(scope, receive, send):
         scopes.append(scope)
-        await app(scope, receive, send)
+        await prompt(scope, receive, send)
 
     async def work() -> None:
         async with serving(in_origin_form(record)) as address:
@@ -252,12 +266,8 @@ def test_a_request_with_two_lengths_is_refused_and_what_follows_is_no_request():
     ],
 )
 def test_without_keys_pages_of_other_sites_reach_nothing(headers, status):
-    async def ok(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"ok"})
-
     async def ask_with(path: str) -> httpx.Response:
-        transport = httpx.ASGITransport(for_this_machine(ok))
+        transport = httpx.ASGITransport(for_this_machine(prompt))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.post(path, headers=headers)
 

@@ -13,6 +13,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from pipeline import triton_grpc
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.grpc_app import GrpcGateway
 from pipeline.gateway.tenants import Tenants
@@ -169,7 +170,9 @@ def test_a_stream_without_requests_lets_its_server_go_and_is_served_by_the_new_o
     assert asyncio.run(work()) == ("b", "second")
 
 
-def test_a_request_to_a_new_server_that_fails_at_once_holds_no_place():
+def test_a_request_to_a_new_server_that_fails_at_once_holds_no_place(monkeypatch):
+    monkeypatch.setattr(triton_grpc, "LEAVE_S", 0.2)
+
     async def work() -> None:
         async with gateway_before_two() as (call, _, _, deployments, _):
             await call.write(request_named("a"))

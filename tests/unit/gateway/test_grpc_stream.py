@@ -104,6 +104,7 @@ def test_of_several_requests_the_one_that_has_not_ended_is_stopped() -> None:
 
 def test_a_client_that_leaves_while_its_stream_is_ended_holds_no_place(monkeypatch) -> None:
     monkeypatch.setattr(triton_stand_in, "PATIENCE_S", 2 * PATIENCE_S)  # the request does not end by itself
+    monkeypatch.setattr(triton_grpc, "LEAVE_S", 0.2)
 
     async def leave() -> None:
         tenants = Tenants((), GatewayConfig())

