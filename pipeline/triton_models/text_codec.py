@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.decoding.sampling import is_finite
 from pipeline.decoding.tree import FloatArray, IntArray
+from pipeline.engine.admission import require_tokens
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.heap import trim_heap
 
@@ -61,7 +62,7 @@ class TextCodec:
 
     def embedding_bias(self, words: Sequence[str], weights: Sequence[float]) -> FloatArray | None:
         """[vocab] bias that adds each word's weight to all of its tokens; None without words. Raises RequestError if
-        the numbers of words and weights differ, or a weight is not finite."""
+        the numbers of words and weights differ, a weight is not finite, or a word has a token that the model lacks."""
         if len(words) != len(weights):
             raise RequestError(
                 f"embedding_bias_words has {len(words)} words, embedding_bias_weights {len(weights)} weights"
@@ -73,6 +74,7 @@ class TextCodec:
                 raise RequestError(f"embedding_bias_weights holds {weight}; they must be finite numbers of 32 bits")
         bias = np.zeros(self.vocab_size, np.float32)
         for word, weight in zip(self.encode_words(words), weights, strict=True):
+            require_tokens(np.asarray(word, np.int32), self.vocab_size, "embedding_bias_words")
             bias[list(set(word))] += weight
         return bias
 

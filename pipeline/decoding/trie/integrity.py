@@ -168,14 +168,16 @@ def _fault_in_text(trie: TrieArrays) -> int:
 
 @subkernel
 def _fault_in_buckets(trie: TrieArrays) -> tuple[int, int]:
-    nodes, num_found = trie.nodes, 0
-    for bucket in range(trie.state[0].num_buckets):
+    state, nodes, num_found = trie.state[0], trie.nodes, 0
+    if not (state.num_unsplit <= state.num_buckets < 2 * state.num_unsplit and state.num_buckets <= len(trie.buckets)):
+        return _COUNTER, 0
+    for bucket in range(state.num_buckets):
         row = int64(trie.buckets[bucket])
         while row:
             num_found += 1
-            if not 0 < row < trie.state[0].fresh or nodes[row].parent < 0 or num_found > trie.state[0].num_nodes:
+            if not 0 < row < state.fresh or nodes[row].parent < 0 or num_found > state.num_nodes:
                 return _BUCKET, row
             if bucket_of(trie, nodes[row].parent, nodes[row].token) != bucket:
                 return _BUCKET, row
             row = int64(trie.bucket_next[row])
-    return (_NO_FAULT, 0) if num_found == trie.state[0].num_nodes else (_BUCKET, 0)
+    return (_NO_FAULT, 0) if num_found == state.num_nodes else (_BUCKET, 0)

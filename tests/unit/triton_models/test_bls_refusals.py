@@ -64,6 +64,10 @@ from tests.unit.triton_models.test_bls import (
         ({"lookahead_ngram_size": 3}, "belong together"),
         ({"embedding_bias_words": ["a"], "embedding_bias_weights": [1.0, 2.0]}, "1 words"),
         ({"embedding_bias_words": ["a"], "embedding_bias_weights": [float("nan")]}, "embedding_bias_weights holds nan"),
+        (
+            {"embedding_bias_words": ["az"], "embedding_bias_weights": [1.0]},
+            r"embedding_bias_words holds token 25 at position 1, which lies outside the vocabulary 0 \.\. 23",
+        ),
         ({"logit_bias_ids": [1, 2], "logit_bias_values": [1.0]}, "logit_bias_ids has 2 tokens"),
         (
             {"logit_bias_ids": [99], "logit_bias_values": [1.0]},

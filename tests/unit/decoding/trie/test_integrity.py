@@ -73,6 +73,9 @@ def test_an_empty_trie_is_whole() -> None:
         ("oldest_root", FRESH, COUNTER),
         ("oldest_root", FRESH - 1, HEADER.format(0)),
         ("num_nodes", 15, NUMBER),
+        ("num_unsplit", 2 * LENGTH + 1, COUNTER),
+        ("num_unsplit", LENGTH, COUNTER),
+        ("num_buckets", 2 * LENGTH + 1, COUNTER),
     ],
 )
 def test_a_wrong_counter_is_found(trie: Trie, counter: str, value: int, fault: str) -> None:
