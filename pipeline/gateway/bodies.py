@@ -104,7 +104,7 @@ def _check(value: Any) -> None:
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for item in level:
-            if isinstance(item, dict) and any("\0" in name for name in item):
+            if isinstance(item, dict) and "\0" in "".join(item):
                 raise Refusal(400, "the body holds a name with the character U+0000")
             members = item.values() if isinstance(item, dict) else item
             for member in members:
