@@ -17,6 +17,7 @@ from typing import Any
 
 from pipeline.errors import RequestError, UserError
 from pipeline.request_ids import chosen_id, is_unique
+from pipeline.triton_models.sibling_stops import SiblingStops
 from pipeline.triton_models.tensors import Tensors, flag
 from pipeline.triton_models.triton import CallResponses, Client, drop_requests, error_response, tensors_of
 
@@ -41,9 +42,10 @@ Serve = Callable[[IncomingRequest], Coroutine[Any, Any, None]]
 class RequestLoop:
     """Runs `serve` once per request. serve sends all responses, the final one included. If it raises, RequestLoop sends
     the error. kept: responses of calls to other models, see `CallResponses`. max_calls: threads of the loop's default
-    executor, one for each concurrent call to another model."""
+    executor, one for each concurrent call to another model. siblings: other processes of the model, if there are
+    any."""
 
-    def __init__(self, serve: Serve, kept: CallResponses, max_calls: int) -> None:
+    def __init__(self, serve: Serve, kept: CallResponses, max_calls: int, siblings: SiblingStops | None = None) -> None:
         self._serve = serve
         self._kept = kept
         self._tasks: dict[asyncio.Task[None], IncomingRequest] = {}
@@ -51,6 +53,9 @@ class RequestLoop:
         self._early_stops: deque[str] = deque(maxlen=_MAX_EARLY_STOPS)
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(max_calls, "calls"))
+        self._siblings = siblings
+        if siblings is not None:
+            siblings.start(self._loop, self._stop_running)
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
         self._thread.start()
 
@@ -67,6 +72,8 @@ class RequestLoop:
             asyncio.run_coroutine_threadsafe(ending, self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        if self._siblings is not None:
+            self._siblings.close()
         drop_requests()
 
     def _begin(self, incoming: IncomingRequest) -> None:
@@ -104,15 +111,23 @@ class RequestLoop:
     def _stop(self, asked: IncomingRequest) -> None:
         if not asked.request_id:
             raise RequestError("stop is true and the request has no id; send it with the id of the request to stop")
+        is_stopped = self._stop_running(asked.request_id, asked)
+        if self._siblings is not None and not (is_stopped and is_unique(asked.request_id)):
+            self._siblings.send(asked.request_id)
+
+    def _stop_running(self, request_id: str, asked: IncomingRequest | None = None) -> bool:
+        """Stop the requests of this process with an id, except for the one that asks for it. Returns whether there is
+        one. A unique id is remembered if there is none."""
         stopped = [
             task
             for task, running in self._tasks.items()
-            if running is not asked and asked.request_id in (running.request_id, chosen_id(running.request_id))
+            if running is not asked and request_id in (running.request_id, chosen_id(running.request_id))
         ]
         for task in stopped:
             self._cancel(task)
-        if not stopped and is_unique(asked.request_id):
-            self._early_stops.append(asked.request_id)
+        if not stopped and is_unique(request_id):
+            self._early_stops.append(request_id)
+        return bool(stopped)
 
     async def _watch_clients(self) -> None:
         """Cancel the requests of disconnected clients until no request is left."""

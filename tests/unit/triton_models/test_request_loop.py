@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import queue
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 from pipeline.errors import RequestError
 from pipeline.request_ids import unique_id
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
+from pipeline.triton_models.sibling_stops import SiblingStops, siblings_of
 from pipeline.triton_models.triton import CallResponses, Client
 from tests.patience import PATIENCE_S
 
@@ -57,11 +61,8 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
 
 
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
-    dropped: list[bool] = []  # a real search for garbage visits what all tests have imported
-    monkeypatch.setattr("pipeline.triton_models.request_loop.drop_requests", lambda: dropped.append(True))
-
+@contextmanager
+def running(siblings: SiblingStops | None = None) -> Iterator[RequestLoop]:
     async def serve(incoming: IncomingRequest) -> None:
         kind = str(incoming.tensors["kind"].item())
         if kind == "endless":
@@ -76,10 +77,35 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
         for task in list(loop._tasks):
             loop._cancel(task)
 
-    loop = RequestLoop(serve, CallResponses(), 2)
+    loop = RequestLoop(serve, CallResponses(), 2, siblings)
     yield loop
     loop.close(end_all())
+
+
+@pytest.fixture
+def dropped(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """In place of a real search for garbage, which visits what all tests have imported."""
+    found: list[bool] = []
+    monkeypatch.setattr("pipeline.triton_models.request_loop.drop_requests", lambda: found.append(True))
+    return found
+
+
+@pytest.fixture
+def loop(dropped: list[bool]) -> Iterator[RequestLoop]:
+    with running() as loop:
+        yield loop
     assert dropped
+
+
+@pytest.fixture
+def two_loops(dropped: list[bool], tmp_path: Path) -> Iterator[list[RequestLoop]]:
+    """Those of two processes of one model, whose folder has a longer path than a socket may have."""
+    folder = tmp_path / ("folder" * 20)
+    folder.mkdir()
+    config = {"instance_group": [{"count": 2}]}
+    with ExitStack() as held:
+        yield [held.enter_context(running(siblings_of(name, config, folder))) for name in ("a", "b")]
+    assert not list(folder.iterdir())
 
 
 def answer(request: Request) -> tuple[Any, bool]:
@@ -140,6 +166,50 @@ def test_a_stop_that_overtakes_its_request_ends_it_and_no_later_one_with_the_sam
 
     assert answer(late) == ([], True)
     assert answer(again) == answer(same) == ([np.asarray(["fine"])], True)
+
+
+@pytest.mark.parametrize("request_id", ["a", unique_id("a"), "a" * 100_000])
+def test_a_stop_reaches_the_process_that_runs_the_request(two_loops, request_id):
+    first, second = two_loops
+    request, other = Request(request_id, kind="endless"), Request("b", kind="endless")
+    for each in (request, other):
+        first.submit(each)
+    stop = Request(request_id, stop=True)
+    second.submit(stop)
+
+    assert answer(stop) == answer(request) == ([], True)
+    assert other.answers.empty()
+
+
+def test_a_stop_that_overtakes_its_request_is_remembered_by_all_processes(two_loops):
+    first, second = two_loops
+    unique = unique_id("a")
+    stop, running_one, last = Request(unique, stop=True), Request("b", kind="endless"), Request("b", stop=True)
+    first.submit(running_one)
+    second.submit(stop)
+    second.submit(last)  # read after the other stop
+    assert answer(stop) == answer(running_one) == ([], True)
+    late = Request(unique, kind="endless")
+    first.submit(late)
+
+    assert answer(late) == ([], True)
+
+
+def test_many_stops_at_once_arrive(two_loops):
+    first, second = two_loops
+    requests = [Request(unique_id("a"), kind="endless") for _ in range(2000)]
+    for request in requests:
+        first.submit(request)
+        second.submit(Request(request.request_id(), stop=True))
+
+    assert all(answer(request) == ([], True) for request in requests)
+
+
+def test_one_process_or_a_server_of_another_program_has_no_siblings(tmp_path, capfd):
+    assert siblings_of("a", {"instance_group": [{"count": 1}]}, tmp_path) is None
+    assert siblings_of("a", {"instance_group": [{"count": 2}]}, None) is None
+    assert siblings_of("a" * 200, {"instance_group": [{"count": 2}]}, tmp_path) is None
+    assert "stops reach one process only" in capfd.readouterr().err
 
 
 def test_a_request_that_is_stopped_before_it_began_is_answered(loop):

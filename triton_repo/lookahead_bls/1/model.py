@@ -19,6 +19,7 @@ from pipeline.triton_models.metrics import Metrics
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
 from pipeline.triton_models.request_spans import traced
 from pipeline.triton_models.sequences import TextAnswer, answer_all
+from pipeline.triton_models.sibling_stops import siblings_of
 from pipeline.triton_models.single_response import ENGINE_STOP
 from pipeline.triton_models.spans import tracer_of
 from pipeline.triton_models.stream_calls import StreamingCaller
@@ -43,8 +44,9 @@ class TritonPythonModel:
         self._drain_lock = DrainLock(handover_dir())
         self._metrics = Metrics(pb_utils, self._bls.trie_metrics())
         self._tracer = tracer_of("lookahead-bls")
+        siblings = siblings_of(args["model_instance_name"], config, handover_dir())
         # Per running request: its call, and one that stops it.
-        self._loop = RequestLoop(self._serve, self._kept, 2 * int(config["max_batch_size"]))
+        self._loop = RequestLoop(self._serve, self._kept, 2 * int(config["max_batch_size"]), siblings)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
