@@ -76,10 +76,14 @@ def test_open_calls_are_bounded_and_those_that_end_make_room() -> None:
     async def work() -> None:
         async with channel_to([api_key("alice")], max_connections=2) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            calls = [stub.ModelStreamInfer(metadata=ALICE), opened(channel, "ModelInfer", metadata=ALICE)]
+            kinds = [
+                lambda: stub.ModelStreamInfer(metadata=ALICE),
+                lambda: opened(channel, "ModelInfer", metadata=ALICE),
+            ]
+            calls = [begin() for begin in kinds]
             refused = (grpc.StatusCode.UNAVAILABLE, "busy: 2 gRPC calls are open; send the request again")
             while await status_of(stub.ModelStreamInfer(iter(()), metadata=ALICE)) != refused:  # until both are open
-                pass
+                calls = [begin() if call.done() else call for begin, call in zip(kinds, calls, strict=True)]
             await calls[0].done_writing()
             assert (await status_of(calls[0]))[0] is grpc.StatusCode.OK
             assert (await status_of(stub.ModelStreamInfer(iter(()), metadata=ALICE)))[0] is grpc.StatusCode.OK
