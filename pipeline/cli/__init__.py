@@ -13,7 +13,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from traceback import walk_stack
 from typing import NoReturn
 
 from pipeline.config.threads import WAIT_POLICY
@@ -67,9 +69,17 @@ def _send_again(dropped: sys.UnraisableHookArgs) -> None:
     """Send a signal again, because Python drops exceptions that its handler raises in a finalizer or callback."""
     if isinstance(dropped.exc_value, SystemExit | KeyboardInterrupt):
         number = signal.SIGTERM if isinstance(dropped.exc_value, SystemExit) else signal.SIGINT
-        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+        threading.Thread(target=_send, args=(number,)).start()
     else:
         _report_dropped(dropped)
+
+
+def _send(number: int) -> None:
+    """Send a signal to this process once `_send_again` has returned, because Python drops exceptions in it as well."""
+    main = threading.main_thread().ident or 0
+    while any(frame.f_code is _send_again.__code__ for frame, _ in walk_stack(sys._current_frames()[main])):
+        time.sleep(0.01)
+    os.kill(os.getpid(), number)
 
 
 def refusal(error: Exception) -> str | None:

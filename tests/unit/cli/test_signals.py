@@ -17,12 +17,16 @@ from tests.patience import PATIENCE_S
 from tests.servers import wait_for
 
 COMMAND = """
-import os, signal, time
+import os, signal, sys, time
 from pipeline.cli import leave_on_signals
 
 class Noticed:
     def __del__(self):
         os.kill(os.getpid(), {number})  # handled before this line ends
+
+def linger(frame, event, argument):
+    if event == "return" and frame.f_code.co_name == "_send_again":
+        time.sleep(0.2)
 
 leave_on_signals()
 {how}
@@ -31,7 +35,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(("number", "returncode"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
-@pytest.mark.parametrize("how", ["Noticed()", "signal.raise_signal({number})"])
+@pytest.mark.parametrize("how", ["Noticed()", "sys.setprofile(linger); Noticed()", "signal.raise_signal({number})"])
 def test_a_signal_ends_a_command_wherever_it_is_handled(how: str, number: int, returncode: int) -> None:
     code = COMMAND.format(how=how.format(number=int(number)), number=int(number))
 
