@@ -1,4 +1,4 @@
-"""Passes stops on to the other processes of a model (`scheduling.bls_instances`): Triton gives a stop to any of them.
+"""Forwards stops to the other processes of a model (`scheduling.bls_instances`): Triton gives a stop to any of them.
 
 Each process reads from a datagram socket in the handover folder of its server, which only the user can open.
 """
@@ -25,7 +25,7 @@ class SiblingStops:
     OSError if the folder's file system has no sockets."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        # Paths of sockets are limited to 107 bytes, hence one that begins with an open folder.
+        # The path of a socket has 107 bytes at most, so paths here begin with the descriptor of the folder.
         self._folder = os.open(folder, os.O_PATH)
         self._own = self._path(f"{name}{_SUFFIX}")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -44,6 +44,7 @@ class SiblingStops:
                 self._send(path, request_id.encode(errors="surrogateescape"))
 
     def close(self) -> None:
+        """Remove the socket. Call it after `start`."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
         os.unlink(self._own)
