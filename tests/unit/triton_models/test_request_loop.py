@@ -168,7 +168,7 @@ def test_a_stop_that_overtakes_its_request_ends_it_and_no_later_one_with_the_sam
     assert answer(again) == answer(same) == ([np.asarray(["fine"])], True)
 
 
-@pytest.mark.parametrize("request_id", ["a", unique_id("a"), "a" * 100_000])
+@pytest.mark.parametrize("request_id", ["a", unique_id("a"), "a" * 100_000], ids=["chosen", "unique", "long"])
 def test_a_stop_reaches_the_process_that_runs_the_request(two_loops, request_id):
     first, second = two_loops
     request, other = Request(request_id, kind="endless"), Request("b", kind="endless")
