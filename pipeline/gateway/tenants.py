@@ -17,8 +17,8 @@ Clock = Callable[[], float]
 RETRY_AFTER_S = 1
 # Bodies up to this length are read and served however many long ones there are.
 SHORT_BYTES = 1 << 16
-# Limits, in bodies of the longest size. MAX_LONG: of those that arrive at the same time, and of those that are served at
-# the same time. MAX_LONG_CHOICES: of the choices of one request together.
+# Limits, in bodies of the longest size. MAX_LONG: of those that arrive, and of those that are served, at the same time.
+# MAX_LONG_CHOICES: of the choices of one request together.
 MAX_LONG, MAX_LONG_CHOICES = 32, 4
 # Longest namespace that a client may choose, in bytes of UTF-8.
 MAX_NAMESPACE_BYTES = 128
