@@ -165,6 +165,8 @@ def _text(entry: dict[str, Any], path: KeyPath, schema: type[BaseModel], data: M
             return f"needs the key {context['discriminator']}, which selects the other settings."
         case "value_error":
             return f"{context['error']}."
+        case "json_invalid":
+            return "a path or a text in it has a byte that is not UTF-8. Rename the file or the folder."
         case "string_pattern_mismatch":
             hint = " It is the name of the file, so rename the file." if path == ("name",) else ""
             return f"found {found!r}; should be of the form {context['pattern']}.{hint}"

@@ -61,28 +61,39 @@ def bind_ports(host: str, asked: Mapping[str, int]) -> dict[str, int]:
     section; the result has the same keys.
 
     The ports are not reserved: another process may bind one before the caller, which must then try again. Raises
-    ServerError if a requested port is in use, or this machine cannot listen on host.
+    ServerError if requested ports are in use, or this machine cannot listen on host.
     """
-    chosen = {}
+    chosen, taken = {}, []
     with ExitStack() as stack:  # all sockets stay open until the last port is chosen, so that the ports differ
         for name, port in asked.items():
-            try:  # a socket that does not listen would let another one bind its port
-                held = stack.enter_context(socket.create_server((host, port or free_port(host))))
-            except PermissionError as error:
-                raise ServerError(f"Port {port} (server.{name}) needs privileges; choose 1024 or higher.") from error
-            except OSError as error:
-                reason = os.strerror(error.errno or 0)  # without the address, which `create_server` adds
-                if error.errno != errno.EADDRINUSE:
-                    raise ServerError(
-                        f"The server cannot listen on server.host = {host}: {reason}. Set it to an IPv4 address of "
-                        "this machine: 127.0.0.1, or 0.0.0.0 for all."
-                    ) from error
-                raise ServerError(
-                    f"Port {port} (server.{name}) on {host} cannot be used: {reason}. Stop the program that "
-                    f"listens there (for our servers: `lookahead stop`), or use a free port: --set server.{name}=0"
-                ) from error
-            chosen[name] = held.getsockname()[1]
+            if (held := _bound(host, name, port)) is None:
+                taken.append(name)
+            else:
+                chosen[name] = stack.enter_context(held).getsockname()[1]
+    if taken:
+        ports, s = ", ".join(f"{asked[name]} (server.{name})" for name in taken), "s" * (len(taken) > 1)
+        raise ServerError(
+            f"Port{s} {ports} on {host} cannot be used: {os.strerror(errno.EADDRINUSE)}. Stop the program that listens "
+            "there (for our servers: `lookahead stop`), or use a free port: "
+            + " ".join(f"--set server.{name}=0" for name in taken)
+        )
     return chosen
+
+
+def _bound(host: str, name: str, port: int) -> socket.socket | None:
+    """A socket at a port, or at a free one for 0. None if the port is in use."""
+    try:  # a socket that does not listen would let another one bind its port
+        return socket.create_server((host, port or free_port(host)))
+    except PermissionError as error:
+        raise ServerError(f"Port {port} (server.{name}) needs privileges; choose 1024 or higher.") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        reason = os.strerror(error.errno or 0)  # without the address, which `create_server` adds
+        raise ServerError(
+            f"The server cannot listen on server.host = {host}: {reason}. Set it to an IPv4 address of this machine: "
+            "127.0.0.1, or 0.0.0.0 for all."
+        ) from error
 
 
 def free_port(host: str) -> int:

@@ -84,7 +84,8 @@ def require_no_server(run_dir: Path) -> None:
     if (running := find_server(run_dir)) is not None:
         raise ServerError(
             f"A server for {running.model} ({running.profile}) already runs from {run_dir} on {running.http_url}. "
-            "Stop it with `lookahead stop`, or change its profile with `lookahead switch`."
+            "Stop it with `lookahead stop`, or change its profile with `lookahead switch`. To run another "
+            "one beside it, set LOOKAHEAD_ENGINES to another folder, and other ports."
         )
 
 

@@ -65,6 +65,13 @@ def test_of_the_engines_of_a_model_the_settings_of_the_latest_count(tmp_path: Pa
     assert built_models(where) == {"own": tmp_path / "own" / "latency" / "resolved.yaml"}
 
 
+def test_a_folder_whose_name_is_not_utf8_is_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    path = folder_with(folder, "LlamaForCausalLM", max_position_embeddings=512)
+    assert faults_of(model=str(path)).endswith("has a byte that is not UTF-8. Rename the file or the folder.")
+
+
 def test_a_fifo_as_weights_does_not_block(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, "LlamaForCausalLM", max_position_embeddings=4096)
     os.mkfifo(folder / "model.safetensors")

@@ -28,6 +28,15 @@ def test_free_ports_differ_and_taken_or_equal_ones_are_named():
             choose_ports(FREE.model_copy(update={"grpc_port": number}))
 
 
+def test_all_taken_ports_are_named_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        numbers = [taken.getsockname()[1] for taken in (first, second)]
+        with pytest.raises(ServerError) as caught:
+            choose_ports(FREE.model_copy(update=dict(zip(("http_port", "metrics_port"), numbers, strict=True))))
+    assert f"Ports {numbers[0]} (server.http_port), {numbers[1]} (server.metrics_port) on" in str(caught.value)
+    assert str(caught.value).endswith("--set server.http_port=0 --set server.metrics_port=0")
+
+
 @pytest.mark.parametrize("gateway", [False, True])
 def test_the_ports_of_the_openai_api_differ_from_the_others_and_a_taken_one_is_named(gateway):
     config = FREE.model_copy(update={"gateway": GatewayConfig(enabled=gateway)})
