@@ -89,8 +89,7 @@ def _restored(content: bytes, offset: int, header_len: int) -> Trie:
         _count(header, key) for key in ("branch_length", "num_nodes", "num_used", "ring_len")
     )
     max_bytes = None if header.get("max_bytes") is None else _count(header, "max_bytes")
-    _require(branch_length > 0, "branch_length is 0")
-    _require(1 <= used <= num_nodes, f"{used} rows are used of {num_nodes}")
+    _require(used <= num_nodes, f"{used} rows are used of {num_nodes}")
     _require(num_nodes >= least_nodes(branch_length), f"{num_nodes} nodes for a branch length of {branch_length}")
     _require(ring_len == num_nodes, f"{ring_len} slots of text for {num_nodes} nodes")
     _require(max_bytes is None or num_nodes <= nodes_within(max_bytes), f"{num_nodes} nodes in {max_bytes} bytes")
@@ -125,7 +124,6 @@ def _roots(header: dict[str, Any], used: int) -> dict[str, int]:
     roots = header.get("namespaces")
     if not isinstance(roots, dict) or not all(type(root) is int and 0 < root < used for root in roots.values()):
         raise ValueError("a namespace has no root")
-    _require(len(set(roots.values())) == len(roots), "two namespaces share a root")
     return roots
 
 

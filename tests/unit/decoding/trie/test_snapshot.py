@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.trie import Trie
-from pipeline.decoding.trie.arrays import NODE, STATE
+from pipeline.decoding.trie.arrays import NODE, STATE, bytes_for
 from pipeline.decoding.trie.estimator import Estimator
 from pipeline.decoding.trie.merging import merge_tries
 from pipeline.decoding.trie.snapshot import _count, load_trie, save_trie
+from pipeline.decoding.trie.text_trie import least_nodes
 from pipeline.errors import UserError
 from tests.kernel_examples import examples
 
@@ -59,6 +60,16 @@ def test_any_namespace_is_saved(namespace: str, tmp_path: Path):
     trie.insert([1, 2, 3], namespace)
     save_trie(trie, tmp_path / "trie")
     assert load_trie(tmp_path / "trie").roots == trie.roots
+
+
+def test_a_trie_that_fills_its_memory_is_restored(tmp_path: Path):
+    trie = Trie(4, bytes_for(least_nodes(4)))
+    trie.insert(np.random.default_rng(0).integers(0, 9, 3000).astype(np.int32))
+    assert trie.arrays.state["fresh"][0] == len(trie.arrays.nodes)
+    save_trie(trie, tmp_path / "a.trie")
+    again = load_trie(tmp_path / "a.trie")
+    again.check()
+    assert again.statistics == trie.statistics
 
 
 def test_a_file_holds_no_note_about_frequent_siblings(tmp_path: Path):
@@ -135,6 +146,8 @@ def with_header(content: bytes, **changes: object) -> bytes:
         {"namespaces": {"": 99_999}},
         {"namespaces": {"": 0}},
         {"namespaces": {"": "1"}},
+        {"namespaces": {"": 1, "other": "1"}},
+        {"namespaces": {"": 1, "other": 1}},
         {"namespaces": None},
         {"num_namespaces_ever": None},
     ],
@@ -146,6 +159,15 @@ def test_a_header_that_does_not_fit_the_file_is_refused(content: bytes, tmp_path
     path.write_bytes(with_header(content, **changes))
     with pytest.raises(UserError, match="has an unexpected content"):
         load_trie(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"), [({"ring_len": 5}, "5 slots of text for"), ({"num_used": 10**6}, "1000000 rows are used of")]
+)
+def test_the_reason_of_a_refusal_is_a_sentence(content: bytes, tmp_path: Path, changes: dict[str, int], reason: str):
+    (tmp_path / "a.trie").write_bytes(with_header(content, **changes))
+    with pytest.raises(UserError, match=f"unexpected content: {reason}"):
+        load_trie(tmp_path / "a.trie")
 
 
 @pytest.mark.parametrize("header", [b"[]", b"{", b"", b"[" * 100_000, b"\xff\xff"])
