@@ -7,7 +7,7 @@ tensorrt_llm_engine   engine_calls -> pipeline.engine.scheduler -> engine_answer
 others                single_response: models for `infer`. text_tensors: preprocessing and postprocessing
 
 values                tensors, guide_tensors, text_codec
-Triton's API          triton, given_up
+Triton's API          triton, given_up, sibling_stops
 figures               metrics, spans, request_spans, side_channel
 start and end         learned, handover, drain_lock
 """
