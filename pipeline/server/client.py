@@ -166,15 +166,11 @@ def _stream_http(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextC
             "POST", endpoint, json=query.sent(), headers=key_headers(), timeout=timeout_s, trust_env=trust
         ) as response:
             if response.status_code != 200 or not query.stream:
-                body = response.read()
-                try:
-                    yield _chunk_of_json(json.loads(body.removeprefix(b"data:")))
-                except ValueError as error:
-                    raise ServerError(f"{endpoint} returned status {response.status_code}: {body[:200]!r}") from error
+                yield _chunk_of_json(response.read(), response)
                 return
             for line in response.iter_lines():
                 if line.startswith("data:"):
-                    yield _chunk_of_json(json.loads(line.removeprefix("data:")))
+                    yield _chunk_of_json(line.encode(), response)
     except httpx.TimeoutException as error:
         raise ServerError(f"{endpoint} did not answer within {timeout_s:.0f} s.") from error
     except httpx.HTTPError as error:
@@ -234,11 +230,18 @@ def _call_error(error: grpc.RpcError, url: str) -> ServerError:
     return ServerError(f"{url} cannot be reached: {details}. Is it running? See `lookahead status`.")
 
 
-def _chunk_of_json(answer: dict[str, Any]) -> TextChunk:
-    if "error" in answer:
-        raise RequestError(answer["error"])
-    statistics = answer.get("statistics")
-    return TextChunk(answer["text_output"], answer.get("finish_reason"), statistics and json.loads(statistics))
+def _chunk_of_json(body: bytes, response: httpx.Response) -> TextChunk:
+    """Convert a JSON text of a response. Raises RequestError with the server's message, and ServerError for a text of
+    another program."""
+    try:
+        answer: dict[str, Any] = json.loads(body.removeprefix(b"data:"))
+        if "error" not in answer:
+            statistics = answer.get("statistics")
+            return TextChunk(answer["text_output"], answer.get("finish_reason"), statistics and json.loads(statistics))
+        message = answer["error"]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ServerError(f"{response.url} returned status {response.status_code}: {body[:200]!r}") from error
+    raise RequestError(message["message"] if isinstance(message, dict) and "message" in message else message)
 
 
 def _chunk_of_tensors(tensors: dict[str, Array]) -> TextChunk:

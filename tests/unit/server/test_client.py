@@ -98,6 +98,25 @@ def test_the_port_of_http_is_named_as_such():
         complete(TextQuery("hi", 4), f"127.0.0.1:{port}", "grpc")
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "error", "sentence"),
+    [
+        (404, b'{"detail": "Not Found"}', ServerError, r"generate_stream returned status 404: b'{\"detail"),
+        (200, b'data: {"choices": []}\n\n', ServerError, "returned status 200: b'data: "),
+        (200, b"data: [DONE]\n\n", ServerError, "returned status 200"),
+        (404, b'{"error": {"message": "there is nothing", "code": 404}}', RequestError, "^there is nothing$"),
+    ],
+)
+def test_an_answer_of_another_program_is_a_sentence(status, body, error, sentence):
+    class Other(Handler):
+        def do_POST(self) -> None:
+            self.read()
+            self.answer(body, status)
+
+    with serving(Other) as port, pytest.raises(error, match=sentence):
+        complete(QUERY, f"http://127.0.0.1:{port}", "http", timeout_s=PATIENCE_S)
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_proxy_is_asked_for_other_machines_only(monkeypatch, closed_port, protocol):
     with socket.create_server(("127.0.0.1", 0)) as proxy:

@@ -127,9 +127,14 @@ class ThreadTeam:
         self._number += 1
         self._state[0] = self._number
         handle = self._state.ctypes.data, self._number
-        for queue in self._queues:
-            queue.put((work, handle))
-        work(0, handle)
+        try:
+            for queue in self._queues:
+                queue.put((work, handle))
+            work(0, handle)
+        except BaseException:  # Ctrl-C before the pass was entered: the other threads still write to its arrays
+            if enter_pass(handle):
+                leave_pass(0, handle)
+            raise
 
 
 def _serve(number: int, queue: SimpleQueue[tuple[Work, PassHandle] | None], state: npt.NDArray[np.int64]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 from numba.core.caching import NullCache
 
 from pipeline.engine.torch.lean.compilation import kernel
@@ -75,6 +76,24 @@ def test_a_thread_that_comes_late_touches_nothing() -> None:
             counters[:] = 0
             count_units(1, late, counts, counters.ctypes.data)
         assert counts.tolist() == [1] * 10
+
+
+def test_an_exception_before_the_pass_waits_for_the_other_threads_and_closes_it() -> None:
+    counts = np.zeros(100, np.int64)
+    counters = np.zeros(2 * COUNTER_BYTES // 8, np.int64)
+    handles: list[PassHandle] = []
+
+    def work(thread: int, handle: PassHandle) -> None:
+        if thread == 0:
+            handles.append(handle)
+            raise KeyboardInterrupt
+        count_units(thread, handle, counts, counters.ctypes.data)
+
+    with pytest.raises(KeyboardInterrupt):
+        ThreadTeam(2).run(work)
+    counts[:], counters[:] = 0, 0
+    count_units(1, handles[0], counts, counters.ctypes.data)
+    assert not counts.any()
 
 
 def test_the_threads_end_with_the_team() -> None:
