@@ -1,7 +1,7 @@
 # Each target is one call of the `lookahead` command; `make` alone lists them.
 #   MODEL=llama2-13b PROFILE=latency   what is served, and how
 #   ARGS="--set engine.max_batch_size=8"   further options of the command
-#   PYTHON=python3.12                  for .venv; left out: the first on PATH that fits
+#   PYTHON=python3.12                  Python of .venv; default: the first suitable one on PATH
 
 MODEL   ?= smollm2-135m
 PROFILE ?= latency
@@ -9,7 +9,7 @@ ARGS    ?=
 PYTHON  ?=
 VENV    ?= .venv
 
-# Tests of decoding that run no compiled loop: `test-kernels` leaves them to the unit tests.
+# Tests of decoding that run no compiled loop, which `test-kernels` leaves out.
 WITHOUT_LOOPS := grammar planning $(addprefix test_,$(addsuffix .py,accept compile_cache log_probs lookahead pool sampling \
 	split strategy tree))
 # Older processors that `test-kernels` compiles the lean pass for, with their instruction sets, in numba's terms.

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Create the virtual environment and install the package with its tested versions: sh setup.sh VENV [PYTHON] [dev]
 #
-# `dev` adds the tools that check and test. Repeated when pyproject.toml or constraints.txt changed; from nothing when an
-# earlier run was interrupted or the folder was moved or copied, because scripts of a virtual environment hold its path.
-# Without PYTHON the first one that fits is used.
+# `dev` adds the tools that check and test. A later run installs again only if pyproject.toml or constraints.txt has
+# changed. It makes a new environment if an earlier run was interrupted, or if the folder was moved or copied, because
+# the scripts of a virtual environment contain its path. Without PYTHON the first suitable Python is used.
 set -eu
 
 venv=$1 named=${2:-} group=${3:-} stamp=$1/.installed here=$(pwd -P) quiet=
@@ -14,13 +14,14 @@ fail() {
     exit 2
 }
 
-# Compiles the loops of drafting and of the CPU engine unless that was done for this state of their sources and this processor. Ends the script.
+# Compiles the loops of drafting and of the CPU engine, unless they are compiled for this state of their sources and this
+# processor. Ends the script.
 compile() {
     "$venv/bin/python" -m pipeline.engine.compilation || fail "The loops could not be compiled; see above."
     exit 0
 }
 
-# Prints "<what it is good for> <version>". Triton's Python stub needs numpy < 2, which has wheels for 3.10 - 3.12, and
+# Prints "<what this Python is suitable for> <version>". Triton's Python stub needs numpy < 2, which has wheels for 3.10 - 3.12, and
 # the interpreter as a library.
 probe='
 import os, sys
