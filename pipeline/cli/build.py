@@ -57,9 +57,9 @@ def engine(
             }
         )
         return
-    size = artifact.manifest.num_bytes / 1e6
+    size = f"{artifact.manifest.num_bytes / 1e6:.0f} MB"
     output.say(
-        f"{result.text}: {artifact.folder} ({size:.0f} MB, {resolved.dtype}, {resolved.device}) in {seconds:.1f} s"
+        f"{result.text}: {artifact.folder} ({size}, {resolved.weight_type}, {resolved.device}) in {seconds:.1f} s"
     )
     if costs is not None:
         output.say(f"cost of passes: {costs.to_text()}")

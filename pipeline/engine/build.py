@@ -117,7 +117,7 @@ def _build(
 ) -> BuildResult:
     backend.require_resources(resolved, folder)
     size = f"{checkpoint.num_bytes / 1e6:.0f} MB of weights"
-    note(f"engine: converting {size} to {resolved.dtype} for {resolved.backend} on {resolved.device}")
+    note(f"engine: converting {size} to {resolved.weight_type} for {resolved.backend} on {resolved.device}")
     fingerprint = backend.fingerprint(resolved, checkpoint.content_hash)
     write = partial(backend.write_engine, resolved, checkpoint, note)
     return BuildResult(write_artifact(folder, resolved, fingerprint, write, places.cache), "built")

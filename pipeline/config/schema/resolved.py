@@ -25,6 +25,12 @@ class ResolvedConfig(Frozen):
         return self.model_copy(update={"profile": self.profile.model_copy(update={section: changed})})
 
     @property
+    def weight_type(self) -> str:
+        """Type of the engine's weights, for messages."""
+        quantization = self.profile.engine.quantization
+        return self.dtype if quantization == "none" else quantization
+
+    @property
     def ranks(self) -> tuple[str, int]:
         """The setting that distributes the torch engine over processes, and their number; at least one of the two
         settings is 1."""

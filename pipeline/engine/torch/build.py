@@ -67,8 +67,8 @@ def check_config(resolved: ResolvedConfig, folder: Path, gguf_file: str | None =
 
 def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
     """Size of the weights, and the code that computes a pass."""
-    kind = "int8" if _is_int8(resolved) else resolved.dtype
-    return {"weights": f"{gigabytes(stored_bytes(resolved))} of {kind} safetensors", "pass": _pass(resolved)}
+    size = gigabytes(stored_bytes(resolved))
+    return {"weights": f"{size} of {resolved.weight_type} safetensors", "pass": _pass(resolved)}
 
 
 def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:

@@ -38,6 +38,12 @@ def test_a_second_build_does_nothing(built: Path, where: Places) -> None:
     assert {path: path.stat().st_mtime_ns for path in built.rglob("*")} == before
 
 
+def test_a_build_reports_the_type_of_its_weights(where: Places) -> None:
+    notes: list[str] = []
+    build_engine(tiny("engine.quantization=int8"), where, note=notes.append)
+    assert any("of weights to int8 for torch on cpu" in note for note in notes)
+
+
 def test_settings_that_the_engine_does_not_depend_on_are_only_updated(built: Path, where: Places) -> None:
     weights = (built / "engine" / "model.safetensors").stat()
     (built / "cost_curve.json").write_text("{}", encoding="utf-8")
