@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.gateway import front_end
 from pipeline.gateway.upstream import Unreachable
-from tests.unit.gateway.gateways import GENERATE, behind, events, json_answer, send, streamed
+from tests.unit.gateway.gateways import GENERATE, Clock, behind, events, json_answer, send, streamed
 
 LOST = {"error": {"message": "Internal server error", "type": "internal_server_error", "code": 500}}
 DONE = b"data: [DONE]\n\n"
@@ -138,14 +139,24 @@ def test_an_error_of_a_worker_is_answered_at_once(has_begun, status, shown):
         assert len(back.requests) == number
 
 
-def test_a_request_waits_for_a_front_end_that_is_gone():
+@pytest.mark.parametrize(("gone_s", "status"), [(50, 200), (70, 503)])
+def test_a_request_waits_for_a_front_end_that_is_gone(monkeypatch, gone_s, status):
+    """Processes start again in a few seconds, and on a busy machine in most of a minute."""
+    clock, sleep = Clock(), anyio.sleep
+    back_at = clock.now + gone_s
+
+    async def pass_time(duration_s: float) -> None:
+        clock.now += 1
+        await sleep(0)
+
     def answer(request: httpx.Request) -> httpx.Response:
-        if len(back.requests) < 5:
+        if clock.now < back_at:
             raise Unreachable("refused")
         return streamed(a=1)
 
-    back = behind(answer)
-    assert send(back, "POST", "/v1/completions", json={"model": "m"}).json()["a"] == 1
+    monkeypatch.setattr(anyio, "current_time", clock)
+    monkeypatch.setattr(anyio, "sleep", pass_time)
+    assert send(behind(answer), "POST", "/v1/completions", json={"model": "m"}).status_code == status
 
 
 def test_a_stream_with_a_part_of_a_tool_call_ends_with_the_error():
