@@ -66,5 +66,9 @@ TARGETS = (
     Target("pipeline/engine/cost_curve.py", (f"{_ENGINE}/test_cost_curve.py",)),
     Target("pipeline/engine/pass_watch.py", (f"{_ENGINE}/test_pass_watch.py",)),
     *(Target(f"pipeline/triton_models/{name}.py", (f"{_TRITON}/test_steps.py",)) for name in ("call_costs", "steps")),
+    Target(
+        "pipeline/dynamo/request_tensors.py",
+        tuple(f"tests/unit/dynamo/test_{name}.py" for name in ("request_tensors", "servers", "engine")),
+    ),
     Target("pipeline/backends/tensorrt_llm/readback.py", ("tests/unit/backends/tensorrt_llm/test_readback.py",)),
 )

@@ -45,6 +45,7 @@ def test_options_get_their_tensors():
 
 def test_top_k_that_is_off_is_left_out():
     assert "top_k" not in values(read(request(None, None, {"top_k": -1})))
+    assert values(read(request(None, None, {"top_k": 1})))["top_k"] == [1]
 
 
 def test_a_seed_is_of_the_request_and_the_same_on_every_worker():
@@ -66,11 +67,16 @@ def test_without_max_tokens_the_output_may_fill_the_engine():
 
 
 def test_a_request_that_moved_counts_its_tokens_as_output():
-    moved = read(request([5, 6, 7, 8, 9], {"max_tokens": 8, "min_tokens": 4}, None, annotation("max_tokens", "10")))
+    stop, penalty = {"max_tokens": 8, "min_tokens": 4}, {"presence_penalty": 0.5}
+    moved = read(request([5, 6, 7, 8, 9], stop, penalty, annotation("max_tokens", "10"), "stop_token_ids:[3]"))
 
     sent = values(moved)
     assert (sent["num_resumed_tokens"], sent["max_tokens"], sent["min_tokens"]) == ([2], [10], [4])
+    assert sent["prompt_ignore_length"] == [3]
     assert (moved.num_prompt_tokens, moved.num_resumed_tokens, moved.num_remaining_tokens) == (3, 2, 8)
+    assert (moved.num_before_stop([3, 3, 3], 0), moved.num_before_stop([3, 3, 3], 1)) == (2, 1)
+    longest = {"max_tokens": 998, "min_tokens": 97}
+    assert read(request([5, 6, 7, 8, 9], longest, None, annotation("max_tokens", "1000"))).min_tokens == 97
 
 
 def test_a_request_that_moved_with_all_its_tokens_has_none_to_come():
