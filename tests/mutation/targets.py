@@ -66,6 +66,14 @@ TARGETS = (
     Target("pipeline/engine/cost_curve.py", (f"{_ENGINE}/test_cost_curve.py",)),
     Target("pipeline/engine/pass_watch.py", (f"{_ENGINE}/test_pass_watch.py",)),
     *(Target(f"pipeline/triton_models/{name}.py", (f"{_TRITON}/test_steps.py",)) for name in ("call_costs", "steps")),
+    *(
+        Target(f"pipeline/triton_models/{name}.py", (f"{_TRITON}/test_{name}.py",))
+        for name in ("fair_slots", "text_stream", "token_output")
+    ),
+    *(
+        Target(f"pipeline/gateway/{name}.py", (f"tests/unit/gateway/test_{name}.py",))
+        for name in ("resumption", "tenants")
+    ),
     Target(
         "pipeline/dynamo/request_tensors.py",
         tuple(f"tests/unit/dynamo/test_{name}.py" for name in ("request_tensors", "servers", "engine")),

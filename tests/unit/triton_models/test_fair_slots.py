@@ -61,6 +61,23 @@ def test_a_short_request_waits_for_a_slice_and_not_for_the_end_of_long_ones():
     assert run(work()) == ["+long0", "+long1", "+short", "-short"]
 
 
+def test_a_request_keeps_its_slot_for_a_time_slice():
+    async def work() -> list[list[str]]:
+        clock, order, seen = Clock(), list[str](), []
+        clock.now = 5.0
+        slots = FairSlots(1, 8, slice_s=2.0, clock=clock)
+        async with slots.slot("") as slot:
+            waiting = asyncio.ensure_future(hold(slots, "", order, "w", 1, clock, 0.0))
+            await settle()
+            for clock.now in (5.0, 6.9, 7.0):
+                await slot.offer()
+                seen.append(list(order))
+        await waiting
+        return seen
+
+    assert run(work()) == [[], [], ["+w", "-w"]]
+
+
 def test_no_request_is_moved_while_none_waits():
     async def work() -> list[str]:
         clock, order = Clock(), list[str]()
@@ -102,6 +119,24 @@ def test_too_many_that_wait_are_refused_and_streams_that_come_back_are_not():
     run(work())
 
 
+def test_a_request_that_leaves_while_it_waits_lets_no_other_in():
+    async def work() -> list[str]:
+        slots, order = FairSlots(1, 8), list[str]()
+        async with slots.slot(""):
+            waiting = asyncio.ensure_future(hold(slots, "", order, "a", 1, Clock(), 0.0))
+            await settle()
+            waiting.cancel()
+            await settle()
+            assert not slots.is_contended
+            later = asyncio.ensure_future(hold(slots, "", order, "b", 1, Clock(), 0.0))
+            await settle()
+            assert order == []
+        await later
+        return order
+
+    assert run(work()) == ["+b", "-b"]
+
+
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["start", "cancel", "tick"]), st.integers(0, 9), st.sampled_from("ab")), max_size=60
 )
@@ -119,8 +154,7 @@ def test_every_slot_is_free_again_when_all_are_over(events, num_slots):
                 tasks.append(asyncio.ensure_future(hold(slots, tenant, [], "x", number, clock, 0.1)))
             elif kind == "cancel" and tasks:
                 tasks[number % len(tasks)].cancel()
-            else:
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)
             most = max(most, num_slots - slots._num_free)
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)

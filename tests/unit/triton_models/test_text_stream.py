@@ -128,6 +128,13 @@ def test_stop_words_never_leak_and_cut_where_the_first_one_is_complete(text, sto
     assert shown == (text if expected is None else expected)
 
 
+def test_of_two_stop_words_within_a_token_the_one_that_is_complete_first_counts():
+    codec = CODECS["byte fallback"]
+    ids = codec.tokenizer.convert_tokens_to_ids(["a", "▁the"])
+
+    assert streamed(codec, ids, ("the", " ")) == ("a", True)
+
+
 def test_after_a_stop_word_nothing_comes():
     codec = CODECS["byte level"]
     stream = TextStream(codec, ("b",))
