@@ -40,7 +40,10 @@ def serve(
     dry_run: DryRun = False,
     verbose: Verbose = False,
 ) -> None:
-    """Start the server and wait until it is ready; build the engine and the repository first if needed."""
+    """Start the server and wait until it is ready; build the engine and the repository first if needed.
+
+    Address and ports are settings: --set server.host=0.0.0.0 --set server.openai_port=9000.
+    """
     resolved = resolve(model, profile, overrides)
     from pipeline.dynamo.fleet import check_fleet, openai_url, start_fleet, stop_fleet, without_openai
     from pipeline.dynamo.services import INSTALL, has_dynamo

@@ -110,7 +110,8 @@ def _memory_remedy(resolved: ResolvedConfig, available: int) -> str:
     half = resolved.model.num_parameters * _BYTES_PER_PARAMETER["bfloat16"]
     key = "model.dtype" if resolved.device == "cpu" else "model.gpu_dtype"
     if half < weight_bytes(resolved) and half <= available:
-        return f"Use --set {key}=bfloat16 ({gigabytes(half)})."
+        without = "--set engine.quantization=none " if _is_int8(resolved) else ""  # int8 needs float32
+        return f"Use {without}--set {key}=bfloat16 ({gigabytes(half)})."
     return (
         f"No setting makes the build fit here: in bfloat16 it holds {gigabytes(half)}. Build on a machine with more "
         f"memory (engine.quantization=int8 makes an engine of {gigabytes(resolved.model.num_parameters)} there), use "

@@ -146,14 +146,15 @@ def test_too_little_memory_is_said_before_the_weights_are_read(where: Places, mo
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "remedy"),
+    ("gigabytes", "quantization", "remedy"),
     [
-        (30, r"Use --set model\.dtype=bfloat16 \(26\.0 GB\)"),
-        (20, r"No setting makes the build fit here.*int8 makes an engine of 13\.0 GB.*backend=tensorrt_llm"),
+        (30, "none", r"Use --set model\.dtype=bfloat16 \(26\.0 GB\)"),
+        (30, "int8", r"Use --set engine\.quantization=none --set model\.dtype=bfloat16 \(26\.0 GB\)"),
+        (20, "none", r"No setting makes the build fit here.*int8 makes an engine of 13\.0 GB.*backend=tensorrt_llm"),
     ],
 )
 def test_a_remedy_for_memory_is_one_that_fits(
-    gigabytes: int, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gigabytes: int, quantization: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pipeline.engine import memory
     from pipeline.engine.torch import build
@@ -161,7 +162,8 @@ def test_a_remedy_for_memory_is_one_that_fits(
     for room in (memory, build):
         monkeypatch.setattr(room, "available_bytes", lambda: gigabytes * 10**9)
     monkeypatch.setattr(build, "require_space", lambda *arguments: None)
-    resolved = resolve_config("llama2-13b", "latency", ("backend=torch", "device=cpu"), hardware=CPU)
+    settings = ("backend=torch", "device=cpu", f"engine.quantization={quantization}")
+    resolved = resolve_config("llama2-13b", "latency", settings, hardware=CPU)
     with pytest.raises(BuildError, match=remedy) as caught:
         build.require_resources(resolved, tmp_path)
     assert ("model.dtype=bfloat16" in str(caught.value)) == (gigabytes == 30)
