@@ -52,8 +52,11 @@ def _response_format(value: object) -> tuple[str, str] | None:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "text":
         return None
-    if kind == "json_object":
-        return "json", ""
+    if kind == "json_object" and isinstance(value, Mapping):
+        schema = value.get("schema", value.get("value"))  # as llama.cpp takes it, and as Hugging Face's client sends it
+        if schema is not None and not isinstance(schema, Mapping):
+            raise RequestError("the schema of a response_format must be an object")
+        return ("json", "") if schema is None else ("json_schema", json.dumps(schema))
     if kind == "json_schema" and isinstance(value, Mapping):
         schema = value.get("json_schema")
         if isinstance(schema, Mapping) and isinstance(schema.get("schema"), Mapping):

@@ -46,6 +46,14 @@ def test_what_the_front_end_knows_stays_as_it_is():
         ("logit_bias", {}, {}),
         ("response_format", {"type": "text"}, {}),
         ("response_format", {"type": "json_object"}, {"guide_type": "json", "guide": ""}),
+        *(
+            (
+                "response_format",
+                {"type": "json_object", key: {"type": "null"}},
+                {"guide_type": "json_schema", "guide": '{"type": "null"}'},
+            )
+            for key in ("schema", "value")
+        ),
         (
             "response_format",
             {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
@@ -123,6 +131,7 @@ def test_statistics_are_asked_for_in_either_way():
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs must have one of json, regex"),
         ({"structured_outputs": ["a"]}, "structured_outputs must have one of json, regex"),
         ({"structured_outputs": {}}, "structured_outputs must have one of json, regex"),
+        ({"response_format": {"type": "json_object", "schema": "{}"}}, "the schema of a response_format must be"),
         ({"guided_choice": "a"}, "guided_choice must be a list"),
         ({"guided_choice": []}, "guided_choice must be a list"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
