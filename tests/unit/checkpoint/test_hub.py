@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.http_server import Handler, serving
+from tests.patience import PATIENCE_S
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 TOKEN = "hf_token_of_a_test"
 
 # Runs in a process of its own, because the hub's client reads its environment when it is imported: each line of the
-# input is another environment, in a process that only imports the client.
+# output is of another environment, in a process that only imports the client.
 SCRIPT = """
 import contextlib, json, os, pathlib, sys
 import pipeline.checkpoint.hub, pipeline.cli.app, pipeline.cli.build, pipeline.config.bare_checkpoint
@@ -34,7 +35,7 @@ def fetched(repo_id, revision, *trusted):
         checkpoint=HubCheckpoint(repo_id=repo_id, revision=revision), trust_remote_code=bool(trusted),
     )
     try:
-        return sorted(path.name for path in fetch(model, pathlib.Path(os.environ["CACHE"])).folder.iterdir())
+        return sorted(path.name for path in fetch(model, pathlib.Path(sys.argv[2])).folder.iterdir())
     except CheckpointError as error:
         return str(error)
 
@@ -45,8 +46,7 @@ def planned(name):
         return end.code
 
 assert "huggingface_hub" not in sys.modules
-for line in sys.stdin:
-    environment, wanted = json.loads(line)
+for environment, wanted in json.loads(sys.argv[1]):
     if not os.fork():
         os.environ.update(environment)
         with contextlib.redirect_stdout(sys.stderr):
@@ -130,52 +130,27 @@ def endpoint() -> Iterator[str]:
 
 
 Case = tuple[dict[str, str], list[Any]]
-Script = tuple["subprocess.Popen[str]", Path]
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    errors = tmp_path_factory.mktemp("script") / "errors"
-    with (
-        errors.open("wb") as stderr,
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT],
-            env=own | {"HF_HUB_DISABLE_XET": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-        ) as process,
-    ):
-        yield process, errors
-
-
-def run_cases(script: Script, *cases: Case, folder: Path) -> tuple[list[list[Any]], str]:
+def run_cases(*cases: Case, tmp_path: Path) -> tuple[list[list[Any]], str]:
     """Results of each case, and what all wrote to stderr. A case is an environment and what to do with it: a model to
     plan, or repository, revision and trust of a checkpoint to fetch."""
-    process, errors = script
-    start, results = errors.stat().st_size, []
-    for environment, wanted in cases:
-        own = {"HF_HOME": str(folder / "hf"), "CACHE": str(folder / "cache")} | environment
-        print(json.dumps((own, wanted)), file=process.stdin, flush=True)
-        line = process.stdout.readline()  # type: ignore[union-attr]
-        assert line, errors.read_text()
-        results.append(json.loads(line))
-    return results, errors.read_bytes()[start:].decode()
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    own |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-c", SCRIPT, json.dumps(cases), str(tmp_path / "cache")]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-def test_needed_files_are_fetched_with_the_token_and_refusals_are_sentences(
-    script: Script, endpoint: str, tmp_path: Path
-) -> None:
+def test_needed_files_are_fetched_with_the_token_and_refusals_are_sentences(endpoint: str, tmp_path: Path) -> None:
     names = [("some/public", "main"), ("some/gated", "main"), ("some/unknown", "main"), ("some/public", "nowhere")]
     later = [("some/public", "main"), ("some/other", "main")]
     (first, offline, unreachable), _ = run_cases(
-        script,
         ({"HF_ENDPOINT": endpoint, "HF_TOKEN": TOKEN}, names),
         ({"HF_HUB_OFFLINE": "1"}, later),
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, later),
-        folder=tmp_path,
+        tmp_path=tmp_path,
     )
 
     public, gated, unknown, nowhere = first
@@ -191,14 +166,13 @@ def test_needed_files_are_fetched_with_the_token_and_refusals_are_sentences(
     assert "the hub cannot be reached" in unreachable[1]
 
 
-def test_each_answer_has_its_own_sentence(script: Script, endpoint: str, tmp_path: Path) -> None:
+def test_each_answer_has_its_own_sentence(endpoint: str, tmp_path: Path) -> None:
     names = ("answer-401", "answer-403", "answer-500", "answer-200", "pickled", "two--dashes")
     wanted = [*((f"some/{name}", "main") for name in names), ("some/public", "main", "trusted")]
     ((*results, trusted), (file,)), _ = run_cases(
-        script,
         ({"HF_ENDPOINT": endpoint, "HF_TOKEN": TOKEN}, wanted),
         ({"HF_ENDPOINT": endpoint, "HF_HOME": "/dev/null"}, [("some/public", "main")]),
-        folder=tmp_path,
+        tmp_path=tmp_path,
     )
     assert trusted == ["config.json", "model.safetensors", "modeling_own.py", "own.tiktoken", "tokenizer.json"]
     for text, expected in zip(
@@ -218,14 +192,11 @@ def test_each_answer_has_its_own_sentence(script: Script, endpoint: str, tmp_pat
     assert "cannot be written to /dev/null/hub: Not a directory" in file
 
 
-def test_a_repository_without_a_yaml_is_refused_at_the_first_failure(
-    script: Script, endpoint: str, tmp_path: Path
-) -> None:
+def test_a_repository_without_a_yaml_is_refused_at_the_first_failure(endpoint: str, tmp_path: Path) -> None:
     codes, errors = run_cases(
-        script,
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, ["some/public"]),
         ({"HF_ENDPOINT": endpoint}, ["some/answer-500", "some/unknown"]),
-        folder=tmp_path,
+        tmp_path=tmp_path,
     )
     assert codes == [[2], [2, 2]]
     for line, expected in zip(

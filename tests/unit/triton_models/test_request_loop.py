@@ -197,7 +197,7 @@ def test_a_stop_that_overtakes_its_request_is_remembered_by_all_processes(two_lo
 
 def test_many_stops_at_once_arrive(two_loops):
     first, second = two_loops
-    requests = [Request(unique_id("a"), kind="endless") for _ in range(2000)]
+    requests = [Request(unique_id("a"), kind="endless") for _ in range(400)]
     for request in requests:
         first.submit(request)
         second.submit(Request(request.request_id(), stop=True))
