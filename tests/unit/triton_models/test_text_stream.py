@@ -69,7 +69,7 @@ def test_every_script_and_emoji_comes_out_whole(codec, sample):
 
 
 @codecs
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_tokens_at_all_stream_to_their_decoded_whole(codec, data):
     ids = data.draw(st.lists(st.integers(0, codec.vocab_size - 1), max_size=30))
@@ -80,7 +80,7 @@ def test_any_tokens_at_all_stream_to_their_decoded_whole(codec, data):
 
 
 @codecs
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(text=st.text(max_size=40))
 def test_any_text_streams_to_its_decoded_whole(codec, text):
     ids = codec.encode(text, add_special_tokens=False).tolist()
@@ -106,7 +106,7 @@ def first_stop(text: str, stop_words: tuple[str, ...]) -> str | None:
     return None
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(
     text=st.text("abc \n", max_size=40),
     stop_words=st.lists(st.text("abc \n", min_size=1, max_size=4), min_size=1, max_size=3),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_stream import TextStream
 from pipeline.triton_models.token_output import TokenOutput
-from tests.unit.triton_models.test_text_stream import codecs, streamed
+from tests.unit.triton_models.test_text_stream import CODECS, codecs, streamed
 
 
 def sent(codec: TextCodec, ids: list[int], words: tuple[str, ...], resumed: tuple[int, ...] = ()) -> list[list[int]]:
@@ -23,7 +23,7 @@ def flat(chunks: list[list[int]]) -> list[int]:
 
 
 @codecs
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_the_tokens_spell_the_text_up_to_the_stop_word(codec, data):
     sample = data.draw(st.text(alphabet="aeht日é .\n", min_size=1, max_size=24))
@@ -59,6 +59,20 @@ def test_an_output_that_goes_on_elsewhere_stops_at_the_same_place(codec):
     for cut in range(len(whole)):
         before = flat(sent(codec, ids, ("e te",)))[:cut]
         assert before + flat(sent(codec, ids[cut:], ("e te",), tuple(before))) == whole
+
+
+def test_text_that_ends_within_a_token_is_spelled_by_bytes():
+    codec = CODECS["byte fallback"]
+    ids = codec.tokenizer.convert_tokens_to_ids(["▁", "h", "at"])
+
+    assert codec.tokenizer.convert_ids_to_tokens(flat(sent(codec, ids, ("t",)))) == ["▁", "h", "<0x61>"]
+
+
+def test_a_stop_word_that_begins_with_a_space_is_found_behind_resumed_tokens():
+    codec = CODECS["byte fallback"]
+    *resumed, last = codec.tokenizer.convert_tokens_to_ids(["▁", "h", "▁at"])
+
+    assert flat(sent(codec, [last], (" at",), tuple(resumed))) == []
 
 
 @codecs
