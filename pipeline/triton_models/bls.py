@@ -42,7 +42,7 @@ from pipeline.triton_models.side_channel import in_fixed_chunks, require_no_figu
 from pipeline.triton_models.steps import tree_budget
 from pipeline.triton_models.tensors import Array, Tensors, float_tensor, int_tensor
 from pipeline.triton_models.text_codec import TextCodec, load_codec
-from pipeline.triton_models.text_request import TextRequest, text_request
+from pipeline.triton_models.text_request import TextRequest, require_few_logits, text_request
 
 # Longest text, in bytes, that is tokenized in the event loop. A longer one would delay other requests.
 _SHORT_TEXT = 4096
@@ -87,6 +87,7 @@ class Bls:
         self._trie = next((source.trie for source in self._drafter.sources if isinstance(source, TrieSource)), None)
         self._supplied = next((s for s in self._drafter.sources if isinstance(s, SuppliedSource)), None)
         self._is_safe = profile.server.side_channel_safe
+        self._max_logits_bytes = profile.server.gateway.max_logits_bytes
         self._longest_prompt = max(traits.longest_prompt for traits in self._models)
         self._readers = ThreadPoolExecutor(1, "tokenizer")
 
@@ -100,6 +101,7 @@ class Bls:
         route = route_of(self._models, request)
         served = self._served[route.model]
         _require_fit(request, served.traits)
+        require_few_logits(request, self._codec.vocab_size, served.traits.max_seq_len, self._max_logits_bytes)
         if self._is_safe:
             require_no_figures(request)
         engine = EngineBinding(served.target, served.traits, route.strategy, route.lookahead, served.costs)

@@ -140,6 +140,19 @@ def text_request(
     )
 
 
+def require_few_logits(request: TextRequest, vocab_size: int, max_seq_len: int, max_bytes: int) -> None:
+    """Raise RequestError if one response would hold more logits than max_bytes."""
+    wanted, generation = request.wanted, request.generation
+    num_rows = len(generation.prompt_ids) if wanted.context_logits else 0
+    if wanted.generation_logits and not request.stream:
+        num_rows += min(generation.max_new_tokens, max_seq_len)
+    if (num_bytes := 4 * num_rows * vocab_size) > max_bytes:
+        raise RequestError(
+            f"the response would hold up to {num_bytes} bytes of logits, and {max_bytes} are allowed "
+            "(server.gateway.max_logits_bytes); shorten the prompt, lower max_tokens, or ask for log probabilities"
+        )
+
+
 def _namespace(tensors: Tensors) -> str:
     namespace = text(tensors, "namespace") or ""
     if (num_bytes := _num_bytes(namespace)) > _MAX_NAMESPACE_BYTES:

@@ -88,6 +88,12 @@ class GatewayConfig(Frozen):
     max_concurrent_requests: int = Field(
         256, ge=1, description="Limit of concurrent requests of all tenants; more get status 503."
     )
+    max_logits_bytes: int = Field(
+        64 << 20,
+        ge=0,
+        description="Limit of the logits of one response (return_context_logits, return_generation_logits), also "
+        "without the gateway; more get status 400. In JSON they take twenty times as much memory.",
+    )
     header_timeout_s: float = Field(10.0, gt=0, le=3600, description="Time limit for the headers of a request.")
     body_timeout_s: float = Field(30.0, gt=0, le=3600, description="Time limit for the body of a request.")
     request_timeout_s: float = Field(

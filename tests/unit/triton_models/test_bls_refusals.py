@@ -171,6 +171,21 @@ def test_other_requests_go_on_while_a_long_text_is_tokenized(monkeypatch):
     run(together())
 
 
+def test_more_logits_than_a_response_may_hold_are_refused():
+    """Four bytes for each of 24 tokens: those of a small request can take gigabytes."""
+    bls = Bls(small_config("server.gateway.max_logits_bytes=960"), letter_codec(), [TableTarget()])
+
+    def num_answers(text: str, max_tokens: int, **more: bool) -> int:
+        return len(run(answers_of(bls, text_tensors(text, max_tokens, **more))))
+
+    assert num_answers("ccdd", 10, return_generation_logits=True) == 1
+    assert num_answers("ccdd", 11, return_generation_logits=True, stream=True) > 1  # a few in each response
+    with pytest.raises(RequestError, match="up to 1056 bytes of logits, and 960 are allowed"):
+        num_answers("ccdd", 11, return_generation_logits=True)
+    with pytest.raises(RequestError, match="up to 1056 bytes"):
+        num_answers("c" * 11, 1, return_context_logits=True)
+
+
 def test_bad_utf8_gets_a_sentence():
     tensors = text_tensors("b", 5) | {"text_input": np.asarray([[b"b\xff"]], np.object_)}
 
