@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from pipeline.decoding.drafting.calibration import Calibration
 from pipeline.decoding.drafting.continuations import ContinuationTable, empty_table
 from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
-from pipeline.decoding.drafting.growth import Grown, Proposals, grow, learn_from_step
+from pipeline.decoding.drafting.growth import Grown, grow, learn_from_step
 from pipeline.decoding.drafting.learned_state import STATE, load_arrays, save_arrays
 from pipeline.decoding.drafting.mixing import prior_weights
-from pipeline.decoding.drafting.proposals import joined_proposals, places_in, unsent_nodes
+from pipeline.decoding.drafting.proposals import Proposals, joined_proposals, places_in, unsent_nodes
+from pipeline.decoding.drafting.recent_rows import NO_RECENT_ROWS, RecentRows, recent_rows
 from pipeline.decoding.drafting.reliability import Reliability
 from pipeline.decoding.noise import NO_NOISE, NoiseKey
 from pipeline.decoding.request import StepResult
@@ -64,13 +65,14 @@ class LearningSource(DraftSource, Protocol):
 @dataclass(slots=True)
 class _Request:
     """names: sources that take part. noise: of the target's choices. left_out: those that do not take part in the
-    next proposal. tree, grown: the last proposal, until its outcome is known. channels: for each of its nodes, the
-    channel with the highest probability. own_nodes: for each source index, the range of its nodes in
-    `grown.places`."""
+    next proposal. recent: of the last step. tree, grown: the last proposal, until its outcome is known. channels: for
+    each of its nodes, the channel that names it with the highest probability. own_nodes: for each source index, the
+    range of its nodes in `grown.places`."""
 
     names: frozenset[str]
     noise: NoiseKey = NO_NOISE
     left_out: frozenset[str] = frozenset()
+    recent: RecentRows = NO_RECENT_ROWS
     tree: DraftTree = EMPTY_TREE
     grown: Grown | None = None
     own_nodes: dict[int, slice] = field(default_factory=dict)
@@ -96,10 +98,11 @@ class Drafter:
         self._table_source = with_table[0] if with_table else None
         num_orders = len(with_table[0].table.keys) if with_table else 0
         self._weights = prior_weights(len(sources), num_orders)
-        # The channels are the sources, then the orders of the table and the first rows, credited to the table's source.
-        num_channels = len(sources) + num_orders + 1
-        self._calibration = Calibration(num_channels)
-        self._channel_sources = np.arange(num_channels, dtype=np.int32)
+        # The channels that name nodes are the sources, then the orders of the table and the first rows, which are
+        # credited to the table's source.
+        num_naming = len(sources) + num_orders + 1
+        self._calibration = Calibration(num_naming)
+        self._channel_sources = np.arange(num_naming, dtype=np.int32)
         if with_table:
             self._channel_sources[len(sources) :] = self.sources.index(with_table[0])
 
@@ -162,7 +165,7 @@ class Drafter:
         if grown is None:
             grown = self._grown(None, request_id, context, proposals, budget)
         request.grown = grown
-        request.channels = grown.channel_probs.argmax(axis=1)
+        request.channels = grown.channel_probs[:, : len(self._channel_sources)].argmax(axis=1)
         probabilities = self._calibration.corrected(grown.probabilities, request.channels, grown.parents)
         request.tree = DraftTree(
             grown.token_ids,
@@ -196,6 +199,7 @@ class Drafter:
                 nodes = places[request.own_nodes.get(index, slice(0, 0))]
                 self._guarded(source, None, source.update, request_id, _read_only_copy(step), nodes)
         request.grown, request.tree, request.own_nodes = None, EMPTY_TREE, {}
+        request.recent = recent_rows(step)
 
     def save_learned(self, folder: Path, name: str, fingerprint: str) -> None:
         """Write the learned state into a folder, which drafters of other names may share. Logs write errors."""
@@ -257,9 +261,9 @@ class Drafter:
         table, key, first_rows = NO_TABLE, np.uint64(0), NO_FIRST_ROWS
         if source is not None:
             table, key, first_rows = source.table, source.table_key(request_id), source.first_rows
-        channel, weights, noise = len(self.sources), self._weights, self._requests[request_id].noise
-        nodes, depth = budget.max_nodes, budget.max_depth
-        grown = grow(context, proposals, table, key, first_rows, channel, weights, noise, nodes, depth)
+        request, channel, weights = self._requests[request_id], len(self.sources), self._weights
+        recent, noise, (nodes, depth) = request.recent, request.noise, (budget.max_nodes, budget.max_depth)
+        grown = grow(context, proposals, table, key, first_rows, recent, channel, weights, noise, nodes, depth)
         tokens = grown.token_ids
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
             raise ValueError(f"the table holds a token outside the vocabulary 0..{self._vocab_size - 1}")

@@ -2,8 +2,9 @@
 
 Proposals (trees of the sources) are merged, so that shared prefixes exist once. A `ContinuationTable` may continue any
 path. The tree grows best first: each step takes the candidate whose path is most likely to be accepted. A *channel* is
-a proposing source or an order of the table. A candidate's probability given its parent mixes those of its channels (see
-`mixing`), with one set of weights for each number of orders that have an entry after the parent.
+a proposing source, an order of the table, the first rows, or one of the two kinds of `recent_rows`. A candidate's
+probability given its parent mixes those of its channels (see `mixing`), with one set of weights for each number of
+orders that have an entry after the parent.
 """
 
 from __future__ import annotations
@@ -17,23 +18,13 @@ from pipeline.decoding.compiled import compiled, inlined, int64, subkernel
 from pipeline.decoding.drafting.continuations import ContinuationTable, extend_key, last_tokens, slot_of
 from pipeline.decoding.drafting.first_rows import FirstRows
 from pipeline.decoding.drafting.mixing import OTHERS, learn, mixed_probability
+from pipeline.decoding.drafting.proposals import Proposals
+from pipeline.decoding.drafting.recent_rows import EVERY, RecentRows
 from pipeline.decoding.noise import NoiseKey, token_noise
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
 
-
-class Proposals(NamedTuple):
-    """Concatenated trees of several sources.
-
-    token_ids, parents: [total]; parents are indices into the concatenation. conditionals: [total] probability given the
-    parent. channels: [total] channel of the proposing source. fixed: [total] True for nodes of a window, which are
-    taken first whatever their probability; their parents must be fixed too.
-    """
-
-    token_ids: IntArray
-    parents: IntArray
-    conditionals: FloatArray
-    channels: IntArray
-    fixed: BoolArray
+# Siblings above this probability together have 1 at most. Smaller estimates are many and too high.
+LEAST_COUNTED = 0.05
 
 
 class Grown(NamedTuple):
@@ -96,15 +87,16 @@ def grow(
     table: ContinuationTable,
     table_key: np.uint64,
     first_rows: FirstRows,
+    recent: RecentRows,
     table_channel: int,
     weights: FloatArray,
     noise: NoiseKey,
     max_nodes: int,
     max_depth: int,
 ) -> Grown:
-    """Grow the tree. context: [len] tokens up to the root. table_key: `namespace_key` of the request. table_channel:
-    channel of the table's first order; the channel of the first rows follows that of the last order. weights:
-    [orders + 1, channels + 1, 3] see `mixed_probability`. noise: of the request."""
+    """Grow the tree. context: [len] tokens up to the root. table_key: `namespace_key` of the request. recent: of the
+    step before. table_channel: channel of the table's first order; after its orders come the first rows and the two
+    kinds of recent rows. weights: [orders + 1, channels + 1, 3] see `mixed_probability`. noise: of the request."""
     orders, _, width = table.ids.shape
     room = 1 + len(proposals.token_ids) + (max_nodes + 1) * (orders * width + first_rows.ids.shape[1])
     nodes = _new_nodes(room, weights.shape[1] - 1)
@@ -113,17 +105,17 @@ def grow(
     end_of_proposals = nodes.size[0]
     last = np.empty(orders, np.int32)
     taken = np.empty(max_nodes, np.int32)
-    num_taken = num_fixed = 0
     # Candidates: minus the path probability, and the node.
     heap = [(np.float32(-1.0), 0)]
     heap.clear()
-    current = next_fixed = 0
+    current = next_fixed = num_taken = num_fixed = 0
     while True:
         may_go_on = nodes.depth[current] < max_depth
         if may_go_on or nodes.fixed[current]:
             known = last_tokens(nodes.token, nodes.parent, current, 0, context, last)
             num_orders = _name_continuations(nodes, current, table, table_key, table_channel, last[:known])
             _name_first_row(nodes, current, first_rows, table_channel + orders, last[:known])
+            _rate_by_recent(nodes, current, recent, table_channel + orders + 1)
             if noise.temperature > 0:
                 _find_noise(nodes, current, noise, len(context))
             _rate_children(nodes, current, num_orders, weights[num_orders])
@@ -217,6 +209,22 @@ def _name_row(nodes: _Nodes, above: int, ids: IntArray, probs: FloatArray, chann
 
 
 @subkernel
+def _rate_by_recent(nodes: _Nodes, above: int, recent: RecentRows, channel: int) -> None:
+    """Set the highest probability of each child of a node in the recent rows about its depth. channel: of the row that
+    chose the root; the next one is that of the rows after rejected nodes."""
+    for row in range(len(recent.depths)):
+        if recent.depths[row] not in (EVERY, nodes.depth[above] + 1):
+            continue
+        place = channel + int64(recent.depths[row] != EVERY)
+        child = nodes.first_child[above]
+        while child >= 0:
+            for rank in range(recent.ids.shape[1]):
+                if recent.ids[row, rank] == nodes.token[child]:
+                    nodes.channel_probs[child, place] = max(nodes.channel_probs[child, place], recent.probs[row, rank])
+            child = nodes.next_sibling[child]
+
+
+@subkernel
 def _child_of(nodes: _Nodes, above: int, token: int) -> int:
     """The child of node `above` with a token, added if there is none."""
     child = nodes.first_child[above]
@@ -263,7 +271,8 @@ def _rate_children(nodes: _Nodes, above: int, num_orders: int, weights: FloatArr
     while child >= 0:
         nodes.num_orders[child] = num_orders
         nodes.path_probability[child] = mixed_probability(nodes.channel_probs[child], nodes.noise[child], weights)
-        mass += nodes.path_probability[child]
+        if nodes.path_probability[child] > LEAST_COUNTED:
+            mass += nodes.path_probability[child]
         child = nodes.next_sibling[child]
     scale = nodes.path_probability[above] / max(mass, 1.0)
     child = first

@@ -57,33 +57,42 @@ def learn(weights: FloatArray, channel_probs: FloatArray, noise: float, was_acce
             weights[channel, 2] += rate * error
 
 
-# Initial weights, fitted by logistic regression to the nodes of one model-in-the-loop run (SmolLM2-135M, 16 prompts of
-# Spec-Bench, HumanEval and GSM8K, 64 draft tokens, trie and recycling). The drafter keeps learning online, so they
-# affect only the first requests, and serve for all models. Index: number of the table's orders known after the parent.
-# _BIAS: bias. _SOURCE, _ORDERS, _FIRST: (weight, offset, penalty) of a source, of each order, of the first rows.
-_BIAS = (-2.4, -1.65, -1.6, -1.75)
-_SOURCE = ((1.2, 3.55, -2.6), (1.15, 3.5, -1.8), (1.0, 2.15, -1.3), (0.65, 0.85, -1.9))
+# Channels of rows, after the orders of the table: first rows, the row that chose the root, rows after rejected nodes.
+NUM_ROW_CHANNELS = 3
+# Initial weights, fitted by logistic regression to the nodes of model-in-the-loop runs (SmolLM2-135M, 96 prompts of
+# Spec-Bench, HumanEval and GSM8K, trie and recycling; 10 and 48 draft tokens, cold and warm, all with equal weight).
+# The drafter keeps learning online, so they affect only the first requests, and serve for all models. Index: number of
+# the table's orders known after the parent.
+# _BIAS: bias. _SOURCE, _ORDERS, _ROWS: (weight, offset, penalty) of a source, of each order, of each channel of rows.
+_BIAS = (-2.85, -1.9, -1.85, -1.75)
+_SOURCE = ((1.1, 3.3, -0.65), (0.75, 2.05, -0.65), (0.55, 1.2, -0.75), (0.5, 0.9, -1.15))
 _ORDERS = (
     (),
-    ((0.5, 1.25, -1.2),),
-    ((0.55, 1.15, -0.95), (0.4, 0.75, -0.55)),
-    ((0.2, 0.35, -0.2), (0.3, 0.8, -0.65), (0.2, 0.85, -0.75)),
+    ((0.4, 0.95, -1.15),),
+    ((0.35, 0.8, -0.85), (0.3, 0.75, -0.8)),
+    ((0.1, 0.45, -0.25), (0.25, 0.65, -0.5), (0.3, 0.85, -0.7)),
 )
-_FIRST = ((0.35, 1.75, -0.85), (0.5, 0.85, -0.8), (0.2, 0.35, -0.2), (0.25, 0.3, -0.55))
+_ROWS = (
+    ((0.6, 2.2, -0.5), (0.05, 0.9, -0.1), (0.1, 0.7, -0.4)),
+    ((0.1, 0.5, -0.25), (0.0, 0.75, -0.1), (0.15, 0.5, -0.45)),
+    ((0.1, 0.45, 0.15), (-0.05, 0.15, -0.15), (0.15, 0.5, -0.2)),
+    ((0.0, 0.15, -0.1), (-0.05, 0.3, -0.1), (0.15, 0.5, -0.2)),
+)
 # Weight of the noise. With exact estimates it would be 1.
 _NOISE = 0.85
 MAX_ORDERS = len(_ORDERS) - 1
 
 
 def prior_weights(num_sources: int, num_orders: int) -> FloatArray:
-    """[num_orders + 1, num_sources + num_orders + 2, 3] initial weights: sources, orders, first rows, then the bias.
-    Without a table they leave the estimates of a source unchanged."""
+    """[num_orders + 1, channels + 1, 3] initial weights: sources, orders, channels of rows, then the bias. Without a
+    table they leave the estimates of a source unchanged."""
     assert num_orders <= MAX_ORDERS, "one prior per order"
-    weights = np.zeros((num_orders + 1, num_sources + num_orders + 2, 3), np.float32)
+    first_row = num_sources + num_orders
+    weights = np.zeros((num_orders + 1, first_row + NUM_ROW_CHANNELS + 1, 3), np.float32)
     for known in range(num_orders + 1):
         weights[known, :num_sources] = _SOURCE[known] if num_orders else (1.0, 0.0, 0.0)
         for order, values in enumerate(_ORDERS[known]):
             weights[known, num_sources + order] = values
-        weights[known, num_sources + num_orders] = _FIRST[known]
+        weights[known, first_row:-1] = _ROWS[known]
         weights[known, -1] = _BIAS[known] if num_orders else 0.0, _NOISE, 0.0
     return weights

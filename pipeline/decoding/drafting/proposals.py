@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.decoding.compiled import Plain, compiled
-from pipeline.decoding.drafting.growth import Proposals
 from pipeline.decoding.request import StepResult
-from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, children_of, read_only
+from pipeline.decoding.tree import BoolArray, DraftTree, FloatArray, IntArray, children_of, read_only
 
 # Conditional probability of nodes that a source gives no estimate for.
 UNKNOWN_PROBABILITY = 0.67
 NO_NODES: IntArray = np.empty(0, np.int32)
 NO_PROBABILITIES: FloatArray = np.empty(0, np.float32)
+
+
+class Proposals(NamedTuple):
+    """Concatenated trees of several sources.
+
+    token_ids, parents: [total]; parents are indices into the concatenation. conditionals: [total] probability given the
+    parent. channels: [total] channel of the proposing source. fixed: [total] True for nodes of a window, which are
+    taken first whatever their probability; their parents must be fixed too.
+    """
+
+    token_ids: IntArray
+    parents: IntArray
+    conditionals: FloatArray
+    channels: IntArray
+    fixed: BoolArray
 
 
 def joined_proposals(trees: Sequence[tuple[int, DraftTree]], own_nodes: dict[int, slice]) -> Proposals:

@@ -141,6 +141,28 @@ def test_nodes_from_the_table_are_credited_to_recycling() -> None:
         Drafter([RecyclingSource(RecyclingDraftConfig()), Renamed(RecyclingDraftConfig())], VOCAB)
 
 
+def test_the_last_pass_raises_the_estimate_of_a_token_but_is_not_its_source() -> None:
+    """The last row lists token 5 beside its choice, 6. The table learns the row for another context only."""
+    two = Scripted("a", lambda _: tree_from_lists([5, 7], [-1, -1], [0.3, 0.3]))
+    drafter = drafter_of(two, RecyclingSource(RecyclingDraftConfig(top_k=2)))
+    alone = _chances(drafter, CONTEXT)
+    assert alone[5] == alone[7]
+    ids, probs = np.asarray([[6, 5]], np.int32), np.asarray([[0.5, 0.4]], np.float32)
+    drafter.update("r", StepResult(CONTEXT, EMPTY_TREE, [], [6], None, ids, probs))
+    context = np.asarray([*CONTEXT.tolist(), 6], np.int32)
+    after = _chances(drafter, context)
+    assert after[5] > after[7]
+    tree = drafter.propose("r", context, BUDGET)
+    assert tree.sources is not None
+    assert not tree.sources.any()
+
+
+def _chances(drafter: Drafter, context: np.ndarray) -> dict[int, float]:
+    tree = drafter.propose("r", context, BUDGET)
+    assert tree.probabilities is not None
+    return dict(zip(tree.token_ids.tolist(), tree.probabilities.tolist(), strict=True))
+
+
 class Renamed(RecyclingSource):
     name = "renamed"
 

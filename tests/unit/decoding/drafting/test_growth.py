@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 from pipeline.decoding.drafting import growth
 from pipeline.decoding.drafting.continuations import ContinuationTable, empty_table, namespace_key, store
 from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
-from pipeline.decoding.drafting.growth import Grown, Proposals, learn_from_step
+from pipeline.decoding.drafting.growth import LEAST_COUNTED, Grown, learn_from_step
 from pipeline.decoding.drafting.mixing import OTHERS, mixed_probability
+from pipeline.decoding.drafting.proposals import Proposals
+from pipeline.decoding.drafting.recent_rows import EVERY, NO_RECENT_ROWS, NONE, RecentRows
 from pipeline.decoding.noise import NO_NOISE, NoiseKey, token_noise
 from pipeline.decoding.request import SamplingParams
 from pipeline.decoding.sampling import choose_token
 from pipeline.decoding.tree import DraftTree, check_tree, depths, read_only
 from tests.fakes import make_request
 
-NUM_CHANNELS = 5  # two proposing sources, two orders, the first rows
+NUM_CHANNELS = 7  # two proposing sources, two orders, the first rows, two kinds of recent rows
 TABLE_CHANNEL = 2
 KEY = namespace_key("")
 # Of tokens 0 and 1; the second row ends early.
@@ -26,10 +28,13 @@ FIRST = FirstRows(np.asarray([[2, 1], [3, -1]], np.int32), np.asarray([[0.5, 0.2
 SAMPLED = NoiseKey(np.uint64(5), 0.7)
 
 
-def grow(context: np.ndarray, *arguments: object, noise: NoiseKey = NO_NOISE) -> Grown:
+def grow(
+    context: np.ndarray, *arguments: object, noise: NoiseKey = NO_NOISE, recent: RecentRows = NO_RECENT_ROWS
+) -> Grown:
     """Read-only, as in a drafter's call. A writable array would cause another compilation."""
-    *others, max_nodes, max_depth = arguments
-    return growth.grow(read_only(context), *others, noise, max_nodes, max_depth)  # type: ignore[arg-type]
+    proposals, table, key, first, *others, max_nodes, max_depth = arguments
+    rows = proposals, table, key, first, recent
+    return growth.grow(read_only(context), *rows, *others, noise, max_nodes, max_depth)  # type: ignore[arg-type]
 
 
 def prior_weights() -> np.ndarray:
@@ -78,6 +83,14 @@ def tables(draw: st.DrawFn) -> ContinuationTable:
     return table
 
 
+@st.composite
+def recent_rows(draw: st.DrawFn) -> RecentRows:
+    rows = draw(st.lists(st.tuples(st.permutations(range(4)), st.sampled_from([EVERY, NONE, 1, 2, 3])), max_size=4))
+    ids = np.asarray([tokens[:2] for tokens, _ in rows], np.int32).reshape(-1, 2)
+    probs = np.asarray([draw(st.sampled_from([(0.6, 0.3), (0.5, 0.0)])) for _ in rows], np.float32).reshape(-1, 2)
+    return RecentRows(ids, probs, np.asarray([depth for _, depth in rows], np.int32))
+
+
 def path_tokens(proposals: Proposals) -> list[tuple[int, ...]]:
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(proposals.token_ids.tolist(), proposals.parents.tolist(), strict=True):
@@ -92,6 +105,7 @@ def rated(
     table: ContinuationTable,
     weights: np.ndarray,
     noise: NoiseKey,
+    recent: RecentRows,
 ) -> dict[int, float]:
     """Reference for the probabilities after a path: token -> probability given the path."""
     values: dict[int, list[float]] = {}
@@ -114,6 +128,11 @@ def rated(
     for token, words in zip(single.token_ids.tolist(), single.channel_probs.tolist(), strict=True):
         entry = values.setdefault(token, [0.0] * NUM_CHANNELS)
         entry[TABLE_CHANNEL:] = [max(word, 0.0) for word in words[TABLE_CHANNEL:]]
+    for ids, probs, depth in zip(*(array.tolist() for array in recent), strict=True):
+        for token, probability in zip(ids, probs, strict=True):
+            if token in values and depth in (EVERY, len(path) + 1):
+                channel = NUM_CHANNELS - (2 if depth == EVERY else 1)
+                values[token][channel] = max(values[token][channel], probability)
     names_one = [any(entry[channel] > 0 for entry in values.values()) for channel in range(NUM_CHANNELS)]
     chances = {}
     for token, entry in values.items():
@@ -121,7 +140,7 @@ def rated(
         num_known = int(single.num_orders[0]) if len(single.num_orders) else 0
         own_noise = token_noise(noise, len(context) + len(path), token)
         chances[token] = mixed_probability(np.asarray(words, np.float32), own_noise, weights[num_known])
-    mass = max(sum(chances.values()), 1.0)
+    mass = max(sum(chance for chance in chances.values() if chance > LEAST_COUNTED), 1.0)
     return {token: chance / mass for token, chance in chances.items()}
 
 
@@ -133,6 +152,7 @@ def rated(
     st.integers(1, 12),
     st.integers(1, 5),
     st.sampled_from([NO_NOISE, SAMPLED]),
+    recent_rows(),
 )
 def test_the_tree_is_the_best_first_one(
     proposals: Proposals,
@@ -141,12 +161,13 @@ def test_the_tree_is_the_best_first_one(
     max_nodes: int,
     max_depth: int,
     noise: NoiseKey,
+    recent: RecentRows,
 ) -> None:
     weights = prior_weights()
     # As the drafter asks: fixed nodes always fit.
     max_nodes = max(max_nodes, int(proposals.fixed.sum()))
     rest = proposals, table, KEY, FIRST, TABLE_CHANNEL, weights, max_nodes, max_depth
-    grown = grow(np.asarray(context, np.int32), *rest, noise=noise)
+    grown = grow(np.asarray(context, np.int32), *rest, noise=noise, recent=recent)
     tree = DraftTree(grown.token_ids, grown.parents, grown.probabilities)
     check_tree(tree)
     paths: list[tuple[int, ...]] = []
@@ -164,7 +185,7 @@ def test_the_tree_is_the_best_first_one(
     chances = {(): 1.0}
     left_out = []
     for path in [(), *paths]:
-        for token, chance in rated(context, path, proposals, table, weights, noise).items():
+        for token, chance in rated(context, path, proposals, table, weights, noise, recent).items():
             child = (*path, token)
             chances[child] = chances[path] * chance
             if child not in paths and len(child) <= max_depth:
@@ -253,7 +274,7 @@ def test_first_rows_say_what_follows_a_token_of_which_the_table_says_nothing() -
         (2, -1),
         (3, grown.token_ids.tolist().index(1)),
     ]
-    assert grown.channel_probs[:, -1].tolist() == pytest.approx([0.5, 0.2, 0.7])
+    assert grown.channel_probs[:, -3].tolist() == pytest.approx([0.5, 0.2, 0.7])
     assert not grown.num_orders.any()
 
 
@@ -285,7 +306,7 @@ def test_the_buffer_holds_every_token_that_proposals_and_tables_name():
         np.zeros(num_proposed, np.int32),
         np.zeros(num_proposed, np.bool_),
     )
-    weights = np.tile(np.asarray([0.8, 1.0, -0.5], np.float32), (2, 4, 1))
+    weights = np.tile(np.asarray([0.8, 1.0, -0.5], np.float32), (2, 6, 1))
 
     grown = grow(np.asarray([0], np.int32), proposals, table, KEY, first, 1, weights, max_nodes, max_nodes)
 
