@@ -14,15 +14,15 @@ fail() {
     exit 2
 }
 
-# Compiles the loops of drafting and of the CPU engine, unless they are compiled for this state of their sources and this
-# processor. Ends the script.
+# Compiles the loops of drafting and of the CPU engine, unless they are compiled for this state of their sources and
+# this processor. Ends the script.
 compile() {
     "$venv/bin/python" -m pipeline.engine.compilation || fail "The loops could not be compiled; see above."
     exit 0
 }
 
-# Prints "<what this Python is suitable for> <version>". Triton's Python stub needs numpy < 2, which has wheels for 3.10 - 3.12, and
-# the interpreter as a library.
+# Prints "<what this Python is suitable for> <version>". Triton's Python stub needs numpy < 2, which has wheels for
+# 3.10 - 3.12, and the interpreter as a library.
 probe='
 import os, sys
 version = "%d.%d" % sys.version_info[:2]
