@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.decoding.compiled import compiled
 from pipeline.decoding.request import StepResult
-from pipeline.decoding.tree import FloatArray, IntArray, read_only
+from pipeline.decoding.tree import FloatArray, IntArray, depths, read_only
 
 # Depth of the row that chose the root, and of rows that are about no later position.
 EVERY = 0
@@ -42,22 +41,10 @@ def recent_rows(step: StepResult) -> RecentRows:
     """The rows of a step, for the tree of the next one. Empty if the target returned none."""
     if step.top_ids is None or step.top_probs is None:
         return NO_RECENT_ROWS
-    last = step.nodes[-1] if step.nodes else -1
-    depths = _depths(read_only(step.tree.parents), last, len(step.nodes))
-    return RecentRows(read_only(step.top_ids), read_only(step.top_probs), depths)
-
-
-@compiled
-def _depths(parents: IntArray, last: int, num_accepted: int) -> IntArray:
-    """`RecentRows.depths` of a tree with parents [n]. last: the last accepted node, -1 for the root.
-
-    The next root is one level below `last`. A node of depth `num_accepted + d` has the position of depth d - 1 in the
-    next tree, so its row is about depth d."""
-    tree_depths = np.zeros(len(parents) + 1, np.int32)
-    depths = np.full(len(parents) + 1, NONE, np.int32)
-    depths[last + 1] = EVERY
-    for node in range(len(parents)):
-        tree_depths[node + 1] = tree_depths[parents[node] + 1] + 1
-        if tree_depths[node + 1] > num_accepted:
-            depths[node + 1] = tree_depths[node + 1] - num_accepted
-    return depths
+    about = np.full(len(step.tree) + 1, NONE, np.int32)
+    # The next root is one level below the last accepted node. A node d levels below that one has the position of depth
+    # d - 1 in the next tree, so its row is about depth d.
+    below = depths(step.tree) - len(step.nodes)
+    about[1:][below > 0] = below[below > 0]
+    about[step.nodes[-1] + 1 if step.nodes else 0] = EVERY
+    return RecentRows(read_only(step.top_ids), read_only(step.top_probs), about)

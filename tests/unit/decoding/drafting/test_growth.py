@@ -28,6 +28,18 @@ FIRST = FirstRows(np.asarray([[2, 1], [3, -1]], np.int32), np.asarray([[0.5, 0.2
 SAMPLED = NoiseKey(np.uint64(5), 0.7)
 
 
+def proposals_of_one(tokens: list[int], parents: list[int], conditional: float) -> Proposals:
+    """Of channel 0, each node with the same probability given its parent."""
+    size = len(tokens)
+    ids, above = np.asarray(tokens, np.int32), np.asarray(parents, np.int32)
+    return Proposals(
+        ids, above, np.full(size, conditional, np.float32), np.zeros(size, np.int32), np.zeros(size, np.bool_)
+    )
+
+
+NO_PROPOSALS = proposals_of_one([], [], 0.0)
+
+
 def grow(
     context: np.ndarray, *arguments: object, noise: NoiseKey = NO_NOISE, recent: RecentRows = NO_RECENT_ROWS
 ) -> Grown:
@@ -114,17 +126,8 @@ def rated(
             entry = values.setdefault(own[-1], [0.0] * NUM_CHANNELS)
             channel = int(proposals.channels[place])
             entry[channel] = max(entry[channel], float(proposals.conditionals[place]))
-    single = grow(
-        np.asarray([*context, *path], np.int32),
-        Proposals(*(array[:0] for array in proposals)),
-        table,
-        KEY,
-        FIRST,
-        TABLE_CHANNEL,
-        weights,
-        8,
-        1,
-    )
+    text = np.asarray([*context, *path], np.int32)
+    single = grow(text, NO_PROPOSALS, table, KEY, FIRST, TABLE_CHANNEL, weights, 8, 1)
     for token, words in zip(single.token_ids.tolist(), single.channel_probs.tolist(), strict=True):
         entry = values.setdefault(token, [0.0] * NUM_CHANNELS)
         entry[TABLE_CHANNEL:] = [max(word, 0.0) for word in words[TABLE_CHANNEL:]]
@@ -217,10 +220,8 @@ def test_a_sampled_token_is_proposed_by_its_noise() -> None:
 
 
 def grown_once(table: ContinuationTable, weights: np.ndarray, noise: NoiseKey = NO_NOISE) -> Grown:
-    nothing = np.empty(0, np.int32)
-    proposals = Proposals(nothing, nothing, np.empty(0, np.float32), nothing, np.empty(0, np.bool_))
     return grow(
-        np.asarray([1], np.int32), proposals, table, KEY, NO_FIRST_ROWS, TABLE_CHANNEL, weights, 2, 1, noise=noise
+        np.asarray([1], np.int32), NO_PROPOSALS, table, KEY, NO_FIRST_ROWS, TABLE_CHANNEL, weights, 2, 1, noise=noise
     )
 
 
@@ -244,13 +245,7 @@ def test_weights_learn_how_often_each_candidate_is_right() -> None:
 def test_nodes_below_a_refused_one_and_those_not_verified_teach_nothing() -> None:
     weights = prior_weights()
     before = weights.copy()
-    proposals = Proposals(
-        np.asarray([5, 6, 7], np.int32),
-        np.asarray([-1, 0, 1], np.int32),
-        np.full(3, 0.4, np.float32),
-        np.zeros(3, np.int32),
-        np.zeros(3, np.bool_),
-    )
+    proposals = proposals_of_one([5, 6, 7], [-1, 0, 1], 0.4)
     nothing = empty_table(2, 64, 2), KEY, NO_FIRST_ROWS
     grown = grow(np.asarray([1], np.int32), proposals, *nothing, TABLE_CHANNEL, weights, 3, 3)
     refused = np.zeros(3, np.bool_)
@@ -263,11 +258,8 @@ def test_nodes_below_a_refused_one_and_those_not_verified_teach_nothing() -> Non
 
 
 def test_first_rows_say_what_follows_a_token_of_which_the_table_says_nothing() -> None:
-    nothing = np.empty(0, np.int32)
-    proposals = Proposals(nothing, nothing, np.empty(0, np.float32), nothing, np.empty(0, np.bool_))
-    grown = grow(
-        np.asarray([4, 0], np.int32), proposals, empty_table(2, 64, 2), KEY, FIRST, TABLE_CHANNEL, prior_weights(), 8, 2
-    )
+    context, table = np.asarray([4, 0], np.int32), empty_table(2, 64, 2)
+    grown = grow(context, NO_PROPOSALS, table, KEY, FIRST, TABLE_CHANNEL, prior_weights(), 8, 2)
     # After 0 come 2 and 1; after 1 comes 3; the table has no row after 2.
     assert sorted(zip(grown.token_ids.tolist(), grown.parents.tolist(), strict=True)) == [
         (1, -1),
@@ -279,13 +271,11 @@ def test_first_rows_say_what_follows_a_token_of_which_the_table_says_nothing() -
 
 
 def test_token_0_is_a_candidate_like_any_other() -> None:
-    nothing = np.empty(0, np.int32)
-    proposals = Proposals(nothing, nothing, np.empty(0, np.float32), nothing, np.empty(0, np.bool_))
     table = empty_table(2, 64, 2)
     store(table, KEY, np.asarray([1], np.int32), np.asarray([0, 3], np.int32), np.asarray([0.6, 0.3], np.float32))
     first = FirstRows(np.asarray([[2, 1], [0, 4]], np.int32), np.asarray([[0.5, 0.2], [0.5, 0.2]], np.float32))
     context = np.asarray([1], np.int32)
-    grown = grow(context, proposals, table, KEY, first, TABLE_CHANNEL, prior_weights(), 3, 1)
+    grown = grow(context, NO_PROPOSALS, table, KEY, first, TABLE_CHANNEL, prior_weights(), 3, 1)
     assert sorted(grown.token_ids.tolist()) == [0, 3, 4]
 
 
@@ -299,13 +289,7 @@ def test_the_buffer_holds_every_token_that_proposals_and_tables_name():
     first = FirstRows(
         np.tile(np.asarray([10, 11], np.int32), (num_tokens, 1)), np.full((num_tokens, 2), 0.4, np.float32)
     )
-    proposals = Proposals(
-        np.arange(num_proposed, dtype=np.int32),
-        np.full(num_proposed, -1, np.int32),
-        np.full(num_proposed, 0.1, np.float32),
-        np.zeros(num_proposed, np.int32),
-        np.zeros(num_proposed, np.bool_),
-    )
+    proposals = proposals_of_one(list(range(num_proposed)), [-1] * num_proposed, 0.1)
     weights = np.tile(np.asarray([0.8, 1.0, -0.5], np.float32), (2, 6, 1))
 
     grown = grow(np.asarray([0], np.int32), proposals, table, KEY, first, 1, weights, max_nodes, max_nodes)
