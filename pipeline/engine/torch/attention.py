@@ -129,7 +129,7 @@ class SlotAttention:
                 if softcap is None
                 else _capped_attention(grouped, slot_keys, slot_values, mask, scale, softcap)
             )
-            output[0, rows] = attended.view(num_heads, segment.length, dim).transpose(0, 1)
+            output[0, rows] = attended.reshape(num_heads, segment.length, dim).transpose(0, 1)
         return output, None
 
 

@@ -24,6 +24,7 @@ from pipeline.engine.torch.engine import TorchEngine
 from tests.fakes import VOCAB_SIZE, TableEngine, TableSequence, make_request, make_scheduler, plain_decode
 from tests.patience import PATIENCE_S
 from tests.unit.engine.test_exactness import ALL_SOURCES, LIMITS, mixed_submissions
+from tests.unit.engine.torch.devices import DEVICE
 from tests.unit.engine.torch.test_torch_engine import LIMITS as TORCH_LIMITS
 from tests.unit.engine.torch.test_torch_engine import reference_logits, tiny_model
 
@@ -150,7 +151,7 @@ def test_every_row_has_one_owner_that_verifies_it() -> None:
 
 def test_torch_ranks_that_lack_accepted_nodes_compute_them_again() -> None:
     reference = tiny_model()
-    engines = [TorchEngine(tiny_model(), TORCH_LIMITS) for _ in range(2)]
+    engines = [TorchEngine(tiny_model().to(DEVICE), TORCH_LIMITS) for _ in range(2)]
     random = np.random.default_rng(0)
     tokens = random.integers(0, TORCH_LIMITS.vocab_size, 9).tolist()
     with parallel(engines) as (engine, _):

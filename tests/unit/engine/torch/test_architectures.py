@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from pipeline.checkpoint.architectures import ARCHITECTURES, SUPPORTED_ARCHITECTURES
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.torch.engine import TorchEngine
+from tests.unit.engine.torch.devices import DEVICE
 from tests.unit.engine.torch.plain_passes import worst_difference
 
 VOCAB_SIZE = 40
@@ -79,7 +80,7 @@ def tiny_model(architecture: str) -> PreTrainedModel:
 
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
 def test_chunks_trees_and_commits_equal_plain_passes(architecture: str) -> None:
-    engine = TorchEngine(tiny_model(architecture), LIMITS)
+    engine = TorchEngine(tiny_model(architecture).to(DEVICE), LIMITS)
     assert worst_difference(engine, tiny_model(architecture)) <= 1e-4
 
 

@@ -15,6 +15,7 @@ from pipeline.engine.torch import attention
 from pipeline.engine.torch.engine import TorchEngine, num_rows
 from pipeline.errors import BuildError, BusyError
 from tests.fakes import HostileSource, make_request, make_scheduler
+from tests.unit.engine.torch.devices import DEVICE
 
 VOCAB_SIZE = 24
 LIMITS = EngineLimits(max_batch_size=4, max_seq_len=96, max_num_tokens=256, max_draft_tokens=32, vocab_size=VOCAB_SIZE)
@@ -39,7 +40,7 @@ def tiny_model() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def engine() -> TorchEngine:
-    return TorchEngine(tiny_model(), LIMITS, num_slots=6)
+    return TorchEngine(tiny_model().to(DEVICE), LIMITS, num_slots=6)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ def test_the_cache_after_a_commit_is_that_of_plain_decoding(
     np.testing.assert_allclose(logits.row(0), reference_logits(reference, prompt + kept), atol=2e-4)
     keys = engine._cache.keys[:, sequence.index, :, : sequence.num_cached_tokens].clone()
     engine.release(sequence)
-    fresh_engine = TorchEngine(tiny_model(), LIMITS, num_slots=4)
+    fresh_engine = TorchEngine(tiny_model().to(DEVICE), LIMITS, num_slots=4)
     fresh = fresh_engine.open(np.asarray(prompt + kept))
     fresh_engine.verify([VerifyItem(fresh)])
     torch.testing.assert_close(
@@ -125,7 +126,7 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(engine: TorchEngine, r
 
 
 def test_a_continued_sequence_reuses_its_cache(reference: PreTrainedModel) -> None:
-    engine = TorchEngine(tiny_model(), LIMITS, num_slots=4)
+    engine = TorchEngine(tiny_model().to(DEVICE), LIMITS, num_slots=4)
     first = engine.open(np.asarray([1, 2, 3, 4, 5]))
     assert first.num_reused_tokens == 0
     (logits,) = engine.verify([VerifyItem(first, chain([9, 9]))])
@@ -147,7 +148,7 @@ def test_a_continued_sequence_reuses_its_cache(reference: PreTrainedModel) -> No
 
 
 def test_the_least_recently_used_sequence_is_forgotten_first() -> None:
-    engine = TorchEngine(tiny_model(), LIMITS, num_slots=2)
+    engine = TorchEngine(tiny_model().to(DEVICE), LIMITS, num_slots=2)
     prompts = [np.asarray([token] * 6) for token in (1, 2, 3)]
     for prompt in prompts[:2]:
         sequence = engine.open(prompt)
@@ -205,7 +206,7 @@ def test_greedy_output_is_that_of_transformers(engine: TorchEngine, reference: P
 
 
 def test_packed_float32_layers_compute_the_same(reference: PreTrainedModel) -> None:
-    engine = TorchEngine(tiny_model().float(), LIMITS)
+    engine = TorchEngine(tiny_model().float().to(DEVICE), LIMITS)
     sequence = engine.open(np.asarray([1, 2, 3]))
     (logits,) = engine.verify([VerifyItem(sequence, chain([4, 5]))])
     assert logits is not None
