@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.architectures import ARCHITECTURES, MOVING_ROPE, REFUSED
+from pipeline.checkpoint.architectures import ARCHITECTURES, MOVING_ROPE, REFUSED, UNQUANTIZED
 from pipeline.config.registry import backend_names
 from pipeline.config.schema import Frozen, ModelConfig, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import backend_of
@@ -86,16 +86,12 @@ def architecture_tables() -> str:
         "tokens"
     )
     refused = [*REFUSED.items(), (f"any with rotary embeddings of type {kinds}", moving)]
-    reasons: dict[str, list[str]] = {}
-    for known in ARCHITECTURES:
-        if known.unquantized is not None:
-            reasons.setdefault(known.unquantized, []).append(known.name)
-    plain = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
     return "\n\n".join(
         [
             markdown_table(("class in config.json", "family", "attention", "pass", "int8"), served),
-            f"No int8: {plain}.",
-            "Refused, and why (a class in neither table is refused as not tested):",
+            "Without int8, which quantizes linear layers only:",
+            markdown_table(("class in config.json", "reason"), UNQUANTIZED.items()),
+            "Refused, and why (a class in no table is refused as not tested):",
             markdown_table(("class in config.json", "reason"), refused),
         ]
     )
