@@ -35,13 +35,12 @@ def _reachable(schema: Any) -> dict[int, list[list[int]]]:
     """All schemas that an instance must or may match, as a whole or in a required part, by identity. Value: the
     requirements of each, as in `_alternatives`."""
     needed: dict[int, list[list[int]]] = {}
-    todo = [schema]
-    while todo:
-        node = todo.pop()
+    nodes = [schema]  # all are kept, because an identity is reused after the end of its object
+    for node in nodes:  # the list grows during the loop
         if id(node) not in needed:
             alternatives = _alternatives(node, schema)
             needed[id(node)] = [[id(part) for part in parts] for parts in alternatives]
-            todo += [part for parts in alternatives for part in parts]
+            nodes += [part for parts in alternatives for part in parts]
     return needed
 
 
@@ -59,15 +58,43 @@ def _alternatives(node: Any, root: Any) -> list[list[Any]]:
     needed += [[part] for part in _list(node.get("allOf"))]
     needed += [parts for name in ("anyOf", "oneOf") if (parts := _list(node.get(name)))]
     kinds = node.get("type")
-    properties = node.get("properties")
-    if kinds == "object" and isinstance(properties, dict):
-        needed += [[properties[name]] for name in _list(node.get("required")) if name in properties]
-    if kinds == "array" and isinstance(least := node.get("minItems", 0), int) and least > 0:
-        prefix = _list(node.get("prefixItems"))[:least]
-        needed += [[part] for part in prefix]
-        if len(prefix) < least and "items" in node:
-            needed.append([node["items"]])
+    if isinstance(kinds, list) and kinds and all(kind in ("object", "array") for kind in kinds):
+        needed.append([{**node, "type": kind} for kind in ("object", "array") if kind in kinds])
+    if kinds == "object":
+        needed += _of_object(node)
+    if kinds == "array":
+        needed += _of_array(node)
     return needed
+
+
+def _of_object(node: dict[str, Any]) -> list[list[Any]]:
+    """The requirements of the properties that an object must have."""
+    properties = _dict(node.get("properties"))
+    # Of a name that is no property: patterns are not matched, so each may apply.
+    others = [*_dict(node.get("patternProperties")).values(), node.get("additionalProperties")]
+    required = {name for name in _list(node.get("required")) if isinstance(name, str)}
+    needed = [[properties[name]] for name in required & properties.keys()]
+    needed += [others] if required - properties.keys() else []
+    return [*needed, [*properties.values(), *others]] if _least(node, "minProperties") else needed
+
+
+def _of_array(node: dict[str, Any]) -> list[list[Any]]:
+    """The requirements of the items that an array must have."""
+    first, others = node.get("prefixItems"), node.get("items")
+    if isinstance(others, list):  # drafts before 2020-12
+        first, others = others, node.get("additionalItems")
+    least = _least(node, "minItems")
+    needed = [[part] for part in _list(first)[:least]]
+    return [*needed, [others]] if len(needed) < least else needed
+
+
+def _least(node: dict[str, Any], key: str) -> int:
+    """A minimum of a schema, 0 if there is none."""
+    return value if isinstance(value := node.get(key), int) and value > 0 else 0
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _list(value: Any) -> list[Any]:

@@ -75,6 +75,13 @@ NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["n
         {"type": "array", "minItems": 1, "items": {"$ref": "#"}},
         {"anyOf": [NODE | {"properties": {"next": {"$ref": "#"}}}, {"$ref": "#"}]},
         {"allOf": [{"type": "object"}, {"$ref": "#"}]},
+        {**NODE, "type": ["object"]},
+        {**NODE, "type": ["object", "array"], "minItems": 1, "items": {"$ref": "#"}},
+        {"type": "object", "required": ["next"], "additionalProperties": {"$ref": "#"}},
+        {"type": "object", "required": ["next"], "additionalProperties": NODE, "patternProperties": {"^n": NODE}},
+        {"type": "object", "minProperties": 1, "additionalProperties": {"$ref": "#"}},
+        {"type": "array", "minItems": 1, "items": [{"$ref": "#"}]},
+        {"type": "array", "minItems": 2, "items": [{"type": "integer"}], "additionalItems": {"$ref": "#"}},
     ],
 )
 def test_a_schema_that_requires_itself_is_endless(schema: dict[str, Any]) -> None:
@@ -94,6 +101,15 @@ def test_a_schema_that_requires_itself_is_endless(schema: dict[str, Any]) -> Non
         {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"enum": [1]}}},
         {"$ref": "https://example.org/schema"},
         {"const": {"$ref": "#"}},
+        {**NODE, "type": ["object", "null"]},
+        {**NODE, "type": ["object", "array"]},
+        {"type": "object", "additionalProperties": {"$ref": "#"}},
+        {"type": "object", "required": ["next"], "additionalProperties": {"type": ["object", "null"]}},
+        {"type": "object", "required": ["n"], "additionalProperties": NODE, "patternProperties": {"^n": True}},
+        {"type": [], "required": [[]], "minProperties": "1"},
+        {"type": [[]], "required": "a", "properties": []},
+        {"type": "object", "required": [[]], "properties": {}},
+        {"type": "object", "minProperties": 1, "properties": {"name": {"type": "string"}, "next": {"$ref": "#"}}},
     ],
 )
 def test_a_schema_with_a_finite_instance_passes(schema: Any) -> None:
