@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,6 +11,7 @@ import typer
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model
 from pipeline.config.places import places
+from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipeline.config.places import Places
@@ -30,7 +31,7 @@ def models(as_json: Json = False) -> None:
     """List the models that --model can name, with the memory that each needs on this machine's CPU."""
     from pipeline.checkpoint.fetch import describe_source
     from pipeline.config.loading import built_models, names_in
-    from pipeline.config.resolution import load_model
+    from pipeline.config.resolution import load_model, load_profile
 
     where = places()
 
@@ -39,18 +40,20 @@ def models(as_json: Json = False) -> None:
         built = _built(where.engines / model.name)
         return (model.name, _count(model.num_parameters), model.max_position_embeddings, *fit, source, built)
 
-    found = [load_model(name, where) for name in names_in(where.models)]
+    load_profile(DEFAULT_PROFILE, where)  # its faults are of no model
+    names = names_in(where.models)
+    found, faults = _find(names, load_model, lambda name: (name, DEFAULT_PROFILE), where)
     columns = ("model", "parameters", "context", "memory", "fits here", "checkpoint", "built for")
-    pairs = [(model.name, DEFAULT_PROFILE) for model in found]
-    _show(found, pairs, where, columns, cells, f"profile {DEFAULT_PROFILE}", as_json)
-    if others := sorted(built_models(where).keys() - {model.name for model in found}):
+    _show(found, columns, cells, f"profile {DEFAULT_PROFILE}", as_json)
+    if others := sorted(built_models(where).keys() - set(names)):
         output.note(f"--model also takes the names of engines built without a model config: {', '.join(others)}")
+    _refuse(faults)
 
 
 def profiles(model: Model = DEFAULT_MODEL, as_json: Json = False) -> None:
     """List the profiles that --profile can name, with the memory that each needs for a model on this machine's CPU."""
     from pipeline.config.loading import names_in
-    from pipeline.config.resolution import load_profile
+    from pipeline.config.resolution import load_model, load_profile
 
     where = places()
 
@@ -59,23 +62,21 @@ def profiles(model: Model = DEFAULT_MODEL, as_json: Json = False) -> None:
         sizes = engine.max_batch_size, engine.max_seq_len, drafting.strategy, drafting.max_draft_tokens
         return (profile.name, *sizes, *fit, profile.description)
 
-    found = [load_profile(name, where) for name in names_in(where.profiles)]
+    load_model(model, where)  # its faults are of no profile
+    found, faults = _find(names_in(where.profiles), load_profile, lambda name: (model, name), where)
     columns = ("profile", "batch", "context", "strategy", "draft tokens", "memory", "fits here", "")
-    _show(found, [(model, profile.name) for profile in found], where, columns, cells, f"model {model}", as_json)
+    _show(found, columns, cells, f"model {model}", as_json)
+    _refuse(faults)
 
 
-def _show(
-    found: Sequence[Entry],
-    pairs: Sequence[tuple[str, str]],
+def _find(
+    names: Iterable[str],
+    load: Callable[[str, Places], Entry],
+    pair_of: Callable[[str], tuple[str, str]],
     where: Places,
-    columns: Sequence[str],
-    cells: Callable[[Entry, Cells], Cells],
-    of: str,
-    as_json: bool,
-) -> None:
-    """Print configs with the memory that each needs. pairs: model and profile of each row. cells: function that makes a
-    row from a config and two texts about memory. of: subject of the estimate, for the note."""
-    from pipeline.checkpoint.disk import gigabytes
+) -> tuple[list[tuple[Entry, MemoryFit]], list[ConfigError]]:
+    """Return the configs with the memory that each needs, and the faults of the others. pair_of: the model and the
+    profile for the estimate."""
     from pipeline.config.hardware import Hardware
     from pipeline.config.resolution import resolve_config
     from pipeline.engine.memory import available_bytes
@@ -83,13 +84,42 @@ def _show(
 
     available, hardware = available_bytes(), Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
     overrides = ("device=cpu", "backend=torch")
-    configs = (resolve_config(*pair, overrides, where=where, hardware=hardware, backend_rules=False) for pair in pairs)
-    rows = [(entry, memory_fit(resolved, available)) for entry, resolved in zip(found, configs, strict=True)]
+    found, faults = [], []
+    for name in names:
+        try:
+            entry, pair = load(name, where), pair_of(name)
+            resolved = resolve_config(*pair, overrides, where=where, hardware=hardware, backend_rules=False)
+        except ConfigError as error:
+            faults.append(error)
+        else:
+            found.append((entry, memory_fit(resolved, available)))
+    return found, faults
+
+
+def _show(
+    found: Sequence[tuple[Entry, MemoryFit]],
+    columns: Sequence[str],
+    cells: Callable[[Entry, Cells], Cells],
+    of: str,
+    as_json: bool,
+) -> None:
+    """Print configs with the memory that each needs. cells: function that makes a row from a config and two texts about
+    memory. of: subject of the estimate, for the note."""
+    from pipeline.checkpoint.disk import gigabytes
+    from pipeline.engine.memory import available_bytes
+
     if as_json:
-        output.print_json([entry.model_dump(mode="json") | fit._asdict() for entry, fit in rows])
+        output.print_json([entry.model_dump(mode="json") | fit._asdict() for entry, fit in found])
         return
-    output.table(columns, [cells(entry, (gigabytes(fit.needed_bytes), _fits(fit))) for entry, fit in rows])
-    output.note(f"memory: estimate for the torch engine on a CPU, {of}; {gigabytes(available)} are available here")
+    output.table(columns, [cells(entry, (gigabytes(fit.needed_bytes), _fits(fit))) for entry, fit in found])
+    available = gigabytes(available_bytes())
+    output.note(f"memory: estimate for the torch engine on a CPU, {of}; {available} are available here")
+
+
+def _refuse(faults: Sequence[ConfigError]) -> None:
+    """Raise one ConfigError for the configs that are not listed, if there are any."""
+    if faults:
+        raise ConfigError("not listed: " + "\nnot listed: ".join(map(str, faults)))
 
 
 def _fits(fit: MemoryFit) -> str:

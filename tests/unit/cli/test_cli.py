@@ -241,6 +241,31 @@ def test_models_and_profiles_as_json(capsys: pytest.CaptureFixture[str]) -> None
     assert [profile["name"] for profile in json.loads(capsys.readouterr().out)] == ["balanced", "latency", "throughput"]
 
 
+def test_a_faulty_config_is_named_and_the_others_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for kind in ("models", "profiles"):
+        (tmp_path / "configs" / kind).mkdir(parents=True)
+        (tmp_path / "configs" / kind / "unknown.yaml").write_text("nonsense: 1\n")
+        (tmp_path / "configs" / kind / "unreadable.yaml").write_text("engine: [\n")
+    (tmp_path / "configs" / "profiles" / "conflict.yaml").write_text(
+        "base: latency.yaml\nengine: {max_draft_tokens: 2000}\ndrafting: {max_draft_tokens: 2001}\n"
+    )
+    for command, known in (("models", "llama2-13b"), ("profiles", "throughput")):
+        assert exit_code(command, "--json") == 2
+        shown = capsys.readouterr()
+        names = [entry["name"] for entry in json.loads(shown.out)]
+        assert known in names
+        assert not {"unknown", "unreadable", "conflict"} & set(names)
+        assert f"configs/{command}/unknown.yaml:1: nonsense" in shown.err
+        assert f"configs/{command}/unreadable.yaml is not valid YAML" in shown.err
+        assert exit_code(command) == 2
+        assert known in capsys.readouterr().out
+    assert exit_code("profiles", "--model", "unknown") == 2
+    assert capsys.readouterr().out == ""
+
+
 def test_schema_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("dev", "generate", "--check") == 0
     assert "up to date" in capsys.readouterr().out
