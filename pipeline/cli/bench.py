@@ -151,7 +151,9 @@ def show_results(results: BenchResults) -> None:
 
 
 def report(
-    results: Annotated[Path, typer.Argument(help="Output of `lookahead bench --json`.")],
+    results: Annotated[
+        Path, typer.Argument(help="Output of `lookahead bench --json`; - is standard input.", parser=shared.input_path)
+    ],
     html: Annotated[Path | None, typer.Option("--html", help="HTML file to write, with tables and plots.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Markdown file to write.")] = None,
     svg: Annotated[

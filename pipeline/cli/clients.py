@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, input_path, resolve
 from pipeline.config.places import places
 from pipeline.errors import RequestError
 
@@ -48,7 +48,7 @@ Url = Annotated[
 
 
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="Prompt; default: standard input.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Prompt; default, or -: standard input.")] = None,
     max_tokens: MaxTokens = 128,
     strategy: Strategy = None,
     temperature: Temperature = None,
@@ -72,7 +72,7 @@ def generate(
     if system is not None and not chat_template:
         raise RequestError("--system needs --chat, because only the chat template has a system prompt.")
     query = TextQuery(
-        text_input=_piped_text() if prompt is None else prompt,
+        text_input=_piped_text() if prompt in (None, "-") else prompt,
         max_tokens=max_tokens,
         strategy=strategy,
         temperature=temperature,
@@ -146,7 +146,12 @@ def demo(
 
 
 def batch(
-    requests: Annotated[Path, typer.Argument(help="OpenAI batch file: JSON lines with custom_id, url and body.")],
+    requests: Annotated[
+        Path,
+        typer.Argument(
+            help="OpenAI batch file: JSON lines with custom_id, url and body; - is standard input.", parser=input_path
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Results as JSON lines, in the order of the requests.")],
     url: Annotated[
         str | None, typer.Option("--url", help="Base URL of an OpenAI API; default: that of `lookahead serve`.")

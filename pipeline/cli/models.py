@@ -89,7 +89,7 @@ def _find(
         try:
             entry, pair = load(name, where), pair_of(name)
             resolved = resolve_config(*pair, overrides, where=where, hardware=hardware, backend_rules=False)
-        except ConfigError as error:
+        except ConfigError as error:  # noqa: PERF203  # of one file, which must not hide the others
             faults.append(error)
         else:
             found.append((entry, memory_fit(resolved, available)))

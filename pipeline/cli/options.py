@@ -24,6 +24,12 @@ MOST_DRAFT_TOKENS = 2048
 # Limit of requests in flight: each has a thread in this process.
 MOST_REQUESTS = 1024
 
+
+def input_path(written: str) -> Path:
+    """Path of an input file; `-` is standard input."""
+    return Path("/dev/stdin" if written == "-" else written)
+
+
 Model = Annotated[
     str,
     typer.Option(
@@ -52,8 +58,10 @@ Data = Annotated[
     Path | None,
     typer.Option(
         "--data",
-        help="Prompts: JSON Lines of {id, task, prompt} or {id, task, turns}, or a .txt with one per line; default: "
-        "twelve built-in ones.",
+        help="Prompts: JSON Lines of {id, task, prompt} or {id, task, turns} (- is standard input), or a .txt with one "
+        "per line; default: twelve built-in ones.",
+        parser=input_path,
+        metavar="<path>",
     ),
 ]
 Outputs = Annotated[

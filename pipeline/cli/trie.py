@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import Json
+from pipeline.cli.options import Json, input_path
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +37,11 @@ def register(app: typer.Typer) -> None:
 def build(
     files: Annotated[
         list[Path],
-        typer.Argument(help="JSON Lines of {token_ids}, {prompt_ids, output_ids} or {text}, a bench's JSON, or texts."),
+        typer.Argument(
+            help="JSON Lines of {token_ids}, {prompt_ids, output_ids} or {text}, a bench's JSON, or texts (- is a text "
+            "from standard input).",
+            parser=input_path,
+        ),
     ],
     out: Out,
     tokenizer: Tokenizer = None,

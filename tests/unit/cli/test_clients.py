@@ -51,6 +51,12 @@ def test_a_piped_prompt_has_no_line_end(monkeypatch: pytest.MonkeyPatch, answere
     assert [query.text_input for query in answered] == ["Hello", "Hello", "Hello\n"]
 
 
+def test_the_prompt_of_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch, answered: list[TextQuery]) -> None:
+    pipe(monkeypatch, "Hello\n")
+    assert exit_code("generate", "-", "--url", "127.0.0.1:1") == 0
+    assert [query.text_input for query in answered] == ["Hello"]
+
+
 def test_an_error_after_some_text_begins_on_its_own_line(
     answered: list[TextQuery], capsys: pytest.CaptureFixture[str]
 ) -> None:
