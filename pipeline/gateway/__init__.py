@@ -1,7 +1,7 @@
 """Gateway process: authenticates and checks client requests, and forwards them to Triton or the OpenAI front end.
 
 Triton over HTTP   http_app -> generate_body, infer_body -> forward -> upstream
-Triton over gRPC   grpc_app -> grpc_message -> pipeline.triton_grpc
+Triton over gRPC   grpc_app -> grpc_message, grpc_stream -> pipeline.triton_grpc
 OpenAI API         http_app -> openai_body -> openai_fields: openai_types, tool_guides, response_guides, annotations
                    -> openai_output -> front_end -> upstream -> event_stream, resumption -> rewriting -> folding
 every request      connections, request_headers, bodies, tenants; errors, refusal, response_writer

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,9 +17,10 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.gateway.deployment import Deployment, Deployments, stop_request
-from pipeline.gateway.errors import logger, refusal_of, unavailable
+from pipeline.gateway.errors import refusal_of, unavailable
 from pipeline.gateway.generate_body import STOP
 from pipeline.gateway.grpc_message import check_request, message_of
+from pipeline.gateway.grpc_stream import Stream
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import RETRY_AFTER_S, Tenant, Tenants, bearer_key
@@ -36,11 +36,12 @@ _HTTP_STATUS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: 413,
     grpc.StatusCode.FAILED_PRECONDITION: 400,
 }
-# Responses that wait for a client to read them. While there are as many, nothing further is read for that client.
-_MAX_ANSWERS = 64
 # Connections without a call for so long are closed, and clients connect again with their next call. The connection of a
 # machine that vanished would otherwise stay for ever.
 _MAX_IDLE_MS = 1_800_000
+# A client with open calls that sends nothing for so long is pinged, and its calls end if no answer arrives within the
+# same time. Those of a machine that vanished would stay open for ever.
+_KEEPALIVE_MS = 60_000
 # Longest response that is forwarded.
 _MAX_ANSWER_BYTES = 1 << 30
 # Time limit of calls that run no model, and of their message.
@@ -56,8 +57,8 @@ class GrpcGateway:
         self._spec = spec
         self._tenants = tenants
         self._deployments = deployments
-        # Open calls with a key, and without one. Each may hold a part of one message, which gRPC itself does not bound.
-        self._num_open = {True: 0, False: 0}
+        # Open calls without a key. Each call may hold a part of one message, which gRPC itself does not bound.
+        self._num_keyless = 0
 
     def handlers(self) -> grpc.GenericRpcHandler:
         unary: dict[str, Callable[[Any, Any], Awaitable[Any]]] = {
@@ -80,11 +81,10 @@ class GrpcGateway:
 
         async def act(requests: AsyncIterator[Any], context: Any) -> Any:
             async with _refused(context):
-                if needs_key:
-                    self._tenant(context)
+                tenant = self._tenant(context) if needs_key else None
                 request = request_type()
                 if request.DESCRIPTOR.fields:
-                    with self._opened(needs_key):
+                    with self._keyless() if tenant is None else self._tenants.open_call(tenant):
                         request = await message_of(requests, _SHORT_S)
                 deployment = self._deployments.current
                 if name == "ModelReady" and request.name not in deployment.spec.public_models:
@@ -99,7 +99,7 @@ class GrpcGateway:
     async def _infer(self, requests: AsyncIterator[Any], context: Any) -> Any:
         async with _refused(context):
             tenant = self._tenant(context)
-            with self._opened():
+            with self._tenants.open_call(tenant):
                 request = await message_of(requests, self._spec.config.body_timeout_s)
             deployment = self._deployments.current
             with self._admitted(request, tenant, deployment):
@@ -110,11 +110,12 @@ class GrpcGateway:
 
     async def _stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """Forward requests and responses as they arrive. Responses to different requests come in any order."""
-        stream = _Stream()
+        stream = Stream()
         async with _refused(context):
             tenant = self._tenant(context)
-            with self._opened():
+            with self._tenants.open_call(tenant):
                 reading = stream.run(self._read(requests, stream, tenant))
+                stream.run(stream.expire())
                 try:
                     while (item := await stream.answers.get()) is not None:
                         if isinstance(item, Refusal):
@@ -125,7 +126,7 @@ class GrpcGateway:
                     # A client's disconnection must not cancel the clean-up.
                     await asyncio.shield(asyncio.ensure_future(stream.end()))
 
-    async def _read(self, requests: AsyncIterator[Any], stream: _Stream, tenant: Tenant) -> None:
+    async def _read(self, requests: AsyncIterator[Any], stream: Stream, tenant: Tenant) -> None:
         """Serve each request of a client in a task of its own, and end the stream after the last one."""
         tasks: list[asyncio.Task[None]] = []
         async for request in requests:
@@ -142,7 +143,7 @@ class GrpcGateway:
             await asyncio.wait(tasks)
         await stream.put(None)
 
-    async def _serve(self, request: Any, own_id: str, stream: _Stream, deployment: Deployment) -> None:
+    async def _serve(self, request: Any, own_id: str, stream: Stream, deployment: Deployment) -> None:
         """Forward the responses to one request, over an upstream call of its own. own_id: the client's id of the
         request."""
         longest_s, triton = self._spec.config.request_timeout_s, await deployment.triton()
@@ -161,16 +162,15 @@ class GrpcGateway:
             stream.close(Refusal(504, f"a request took longer than {longest_s:g} s"))
 
     @contextmanager
-    def _opened(self, has_key: bool = True) -> Iterator[None]:
-        """Count a call whose messages are read. Raises Refusal (503) if there are too many."""
-        limit = self._spec.config.max_connections if has_key else _MAX_WITHOUT_KEY
-        if self._num_open[has_key] >= limit:
-            raise Refusal(503, f"busy: {limit} gRPC calls are open; send the request again", RETRY_AFTER_S)
-        self._num_open[has_key] += 1
+    def _keyless(self) -> Iterator[None]:
+        """Count a call without a key while its message is read. Raises Refusal (503) if there are too many."""
+        if self._num_keyless >= _MAX_WITHOUT_KEY:
+            raise Refusal(503, "busy: too many gRPC calls without a key are open; send it again", RETRY_AFTER_S)
+        self._num_keyless += 1
         try:
             yield
         finally:
-            self._num_open[has_key] -= 1
+            self._num_keyless -= 1
 
     def _admitted(self, request: Any, tenant: Tenant, deployment: Deployment) -> ExitStack:
         """Check a request and count it as running until the result is closed. Raises Refusal."""
@@ -199,49 +199,6 @@ class GrpcGateway:
         remaining = context.time_remaining()
         longest = self._spec.config.request_timeout_s
         return longest if remaining is None else min(remaining, longest)
-
-
-@dataclass(slots=True)
-class _Stream:
-    """A client's stream. tasks: see `run`. answers: responses and refusals for the client; None ends the stream.
-    is_closed: whether later answers are dropped."""
-
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    answers: asyncio.Queue[Any] = field(default_factory=partial(asyncio.Queue, _MAX_ANSWERS))
-    is_closed: bool = False
-
-    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task of the stream. If it fails, the stream ends with an error."""
-
-        def check(task: asyncio.Task[None]) -> None:
-            self.tasks.discard(task)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                logger.error("a gRPC stream failed", exc_info=error)
-                self.close(Refusal(500, "the gateway failed on this stream; its log says why"))
-
-        self.tasks.add(task := asyncio.ensure_future(work))
-        task.add_done_callback(check)
-        return task
-
-    async def put(self, answer: Any) -> None:
-        """Add an answer as soon as there is room for it."""
-        if not self.is_closed:
-            await self.answers.put(answer)
-
-    def close(self, refusal: Refusal | None = None) -> None:
-        """End the stream without the answers that the client has not read. Tasks that wait for room continue."""
-        self.is_closed = True
-        while not self.answers.empty():
-            self.answers.get_nowait()
-        self.answers.put_nowait(refusal)
-
-    async def end(self) -> None:
-        """Cancel all tasks and wait for their end."""
-        self.close()
-        tasks = list(self.tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -294,4 +251,6 @@ def channel_options(max_body_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", 1024),
         ("grpc.so_reuseport", 0),
         ("grpc.max_connection_idle_ms", _MAX_IDLE_MS),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.http2.ping_timeout_ms", _KEEPALIVE_MS),
     ]

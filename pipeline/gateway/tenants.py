@@ -56,7 +56,7 @@ class TokenBucket:
 @dataclass(slots=True)
 class Tenant:
     """Holder of an API key, or all clients of a server without keys. prefix: precedes the tenant's request ids, and its
-    namespaces unless shares_drafts is set. bucket: limit of tokens, if any."""
+    namespaces unless shares_drafts is set. bucket: limit of tokens, if any. num_calls: open gRPC calls."""
 
     name: str
     prefix: str
@@ -65,6 +65,7 @@ class Tenant:
     bucket: TokenBucket | None = None
     shares_drafts: bool = False
     num_running: int = 0
+    num_calls: int = 0
     _namespaces: set[str] = field(default_factory=set)
 
     def namespace(self, asked: str) -> str:
@@ -88,11 +89,12 @@ class Tenant:
 
 class Tenants:
     """Finds the tenant of an API key, and admits requests within the limits of tenant and server. num_running: running
-    requests of all tenants."""
+    requests of all tenants. num_calls: their open gRPC calls."""
 
     def __init__(self, keys: Sequence[ApiKey], config: GatewayConfig, clock: Clock = time.monotonic) -> None:
         self._max_concurrent_requests = config.max_concurrent_requests
         self._max_body_bytes = config.max_body_bytes
+        self._max_calls = config.max_connections
         self._by_hash = {
             key.key_sha256: Tenant(
                 key.tenant,
@@ -106,7 +108,7 @@ class Tenants:
         }
         # The trie itself bounds the number of namespaces.
         self._everyone = Tenant("everyone", "", config.max_concurrent_requests, max_namespaces=None)
-        self.num_running = self._num_long_bytes = 0
+        self.num_running = self.num_calls = self._num_long_bytes = 0
 
     def of_key(self, key: str | None) -> Tenant:
         """Tenant of an API key. On a server without keys all clients share one tenant. Raises Refusal (401) for a
@@ -120,6 +122,24 @@ class Tenants:
         if tenant is None:
             raise Refusal(401, "the API key is not known here")
         return tenant
+
+    @contextmanager
+    def open_call(self, tenant: Tenant) -> Iterator[None]:
+        """Count a gRPC call as open while the block runs. A tenant among several may have as many as are free. So one
+        tenant that opens all that it can has half of them, two have a third each, and others always find free ones.
+        Raises Refusal: 429 at a tenant's limit, 503 at the server's limit."""
+        num_free = self._max_calls - self.num_calls
+        if num_free <= 0:
+            raise Refusal(503, f"busy: {self.num_calls} gRPC calls are open; send the request again", RETRY_AFTER_S)
+        if len(self._by_hash) > 1 and tenant.num_calls >= num_free:
+            raise Refusal(429, f"{tenant.num_calls} gRPC calls of this key are open; end some of them", RETRY_AFTER_S)
+        tenant.num_calls += 1
+        self.num_calls += 1
+        try:
+            yield
+        finally:
+            tenant.num_calls -= 1
+            self.num_calls -= 1
 
     @contextmanager
     def admit(

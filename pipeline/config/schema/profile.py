@@ -83,7 +83,8 @@ class GatewayConfig(Frozen):
         1024,
         ge=1,
         description="Limit of concurrent HTTP connections, and of gRPC calls. Further connections replace those that "
-        "wait for a request; without such, they get status 503, as do further calls.",
+        "wait for a request; without such, they get status 503, as do further calls. A key has half of the calls at "
+        "most, if there are others.",
     )
     max_concurrent_requests: int = Field(
         256, ge=1, description="Limit of concurrent requests of all tenants; more get status 503."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -13,12 +13,12 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from pipeline.config.schema import ApiKey
-from pipeline.gateway import grpc_app
+from pipeline.gateway import grpc_app, grpc_stream
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.grpc_app import SERVICE, GrpcGateway
 from pipeline.gateway.tenants import Tenants
 from tests.patience import PATIENCE_S
-from tests.unit.gateway.gateways import api_key, deployment_at, grpc_server, spec_of
+from tests.unit.gateway.gateways import api_key, deployment_at, grpc_server, spec_of, until
 from tests.unit.triton_stand_in import serving
 
 ALICE = (("x-api-key", "alice"),)
@@ -89,6 +89,100 @@ def test_open_calls_are_bounded_and_those_that_end_make_room() -> None:
             assert (await status_of(stub.ModelStreamInfer(iter(()), metadata=ALICE)))[0] is grpc.StatusCode.OK
 
     asyncio.run(work())
+
+
+def test_a_tenant_that_opens_all_calls_that_it_can_leaves_some_for_others() -> None:
+    async def work() -> None:
+        async with channel_to([api_key("alice"), api_key("bob")], max_connections=8) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            calls = [stub.ModelStreamInfer(metadata=ALICE) for _ in range(12)]
+            refused = [call for call in calls if await is_refused(call)]
+            assert len(refused) == 8
+            assert await status_of(refused[0]) == (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "4 gRPC calls of this key are open; end some of them",
+            )
+            bobs = [stub.ModelStreamInfer(metadata=(("x-api-key", "bob"),)) for _ in range(4)]
+            assert [await is_refused(call) for call in bobs] == [False, False, True, True]
+
+    asyncio.run(work())
+
+
+async def is_refused(stream: Any) -> bool:
+    """Whether the gateway refuses a stream, and not a request on it."""
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        await stream.write(pb.ModelInferRequest(model_name="no model"))
+        if await asyncio.wait_for(stream.read(), PATIENCE_S):
+            return False
+    return True
+
+
+def test_a_stream_without_a_request_is_ended_and_one_with_requests_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_stream, "_IDLE_S", 0.5)
+
+    async def work() -> None:
+        async with serving(None) as (triton, url):
+            deployments = Deployments(deployment_at(int(url.rpartition(":")[2])))
+            served = GrpcGateway(spec_of(), Tenants((), spec_of().config), deployments)
+            async with (
+                grpc_server(lambda server: server.add_generic_rpc_handlers((served.handlers(),))) as port,
+                grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel,
+            ):
+                open_stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer
+                used = open_stream([pb.ModelInferRequest(model_name="lookahead_bls", id="a")])
+                await until(lambda: triton.num_requests == 1)
+                for _ in range(3):
+                    idle = open_stream()
+                    expected = (
+                        grpc.StatusCode.DEADLINE_EXCEEDED,
+                        "the stream had no request for 0.5 s; open another one",
+                    )
+                    assert await status_of(idle) == expected
+                triton.stop("a")
+                assert (await status_of(used))[0] is grpc.StatusCode.OK
+            await deployments.close()
+
+    asyncio.run(work())
+
+
+def test_calls_of_a_machine_that_vanished_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_app, "_KEEPALIVE_MS", 500)
+
+    async def work() -> None:
+        spec = spec_of()
+        tenants, deployments = Tenants((), spec.config), Deployments(spec.deployment)
+        served = GrpcGateway(spec, tenants, deployments)
+        async with (
+            grpc_server(lambda server: server.add_generic_rpc_handlers((served.handlers(),))) as port,
+            relay_to(port) as (relay_port, vanish),
+            grpc.aio.insecure_channel(f"127.0.0.1:{relay_port}", options=[("grpc.enable_http_proxy", 0)]) as channel,
+        ):
+            stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+            await until(lambda: tenants.num_calls == 1)
+            vanish.set()
+            await until(lambda: tenants.num_calls == 0)
+            stream.cancel()
+        await deployments.close()
+
+    asyncio.run(work())
+
+
+@asynccontextmanager
+async def relay_to(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
+    """A relay to a port, and an event after which it forwards nothing and leaves its connections open."""
+    vanished = asyncio.Event()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner = await asyncio.open_connection("127.0.0.1", port)
+
+        async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            while (data := await source.read(1 << 16)) and not vanished.is_set():
+                target.write(data)
+
+        await asyncio.gather(copy(reader, inner[1]), copy(inner[0], writer))
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1], vanished
 
 
 def test_calls_without_a_key_take_no_place_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
