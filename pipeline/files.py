@@ -71,6 +71,13 @@ def _remove_abandoned(path: Path) -> None:
             found.unlink()
 
 
+def can_be_written(folder: Path) -> bool:
+    """Whether this user can write files into a folder, which may not exist yet."""
+    while not folder.exists():
+        folder = folder.parent
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
 def try_lock(file: IO[Any] | int, shared: bool = False) -> bool:
     """Lock an open file or descriptor, unless another one holds a conflicting lock. Returns whether it is locked now.
     The lock ends when the file is closed or its process ends."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
@@ -37,7 +36,7 @@ def models(as_json: Json = False) -> None:
 
     def cells(model: ModelConfig, fit: Cells) -> Cells:
         source = describe_source(model)
-        built = _built(where.engines / model.name)
+        built = _built(model.name, where)
         return (model.name, _count(model.num_parameters), model.max_position_embeddings, *fit, source, built)
 
     load_profile(DEFAULT_PROFILE, where)  # its faults are of no model
@@ -132,7 +131,7 @@ def _count(number: int) -> str:
     return f"{number / 1e6:.0f} M" if number >= 1e6 else f"{number / 1e3:.0f} K"
 
 
-def _built(folder: Path) -> str:
-    from pipeline.engine.artifact import MANIFEST
+def _built(model: str, where: Places) -> str:
+    from pipeline.engine.artifact import artifacts_of
 
-    return ", ".join(sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))) or "-"
+    return ", ".join(sorted({folder.name for folder in artifacts_of(where, model)})) or "-"

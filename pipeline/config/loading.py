@@ -38,7 +38,7 @@ def names_in(folders: Iterable[Path]) -> list[str]:
 
 def built_models(places: Places) -> dict[str, Path]:
     """The settings of the latest engine of each model, by the model's name."""
-    paths = places.engines.glob(f"[!.]*/[!.]*/{RESOLVED}")
+    paths = [path for folder in places.engine_folders for path in folder.glob(f"[!.]*/[!.]*/{RESOLVED}")]
     return {path.parents[1].name: path for path in sorted(paths, key=lambda path: path.stat().st_mtime)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from pipeline.cache_folder import cache_folder
 from pipeline.errors import ConfigError
+from pipeline.files import can_be_written
 
 # Folder of the import path with this package.
 CODE = Path(__file__).resolve().parents[2]
@@ -20,12 +22,19 @@ SHIPPED = _IN_WHEEL if _IN_WHEEL.is_dir() else CODE
 @dataclass(frozen=True, slots=True)
 class Places:
     """Folders of this program. home: of the shipped configs/, triton_repo/ and docker/. engines: built artifacts.
-    cache: downloads, may be deleted. work: folder whose configs/ take precedence over the shipped ones."""
+    cache: downloads, may be deleted. work: folder whose configs/ take precedence over the shipped ones. shared_engines:
+    artifacts in a folder that this user cannot write; those in `engines` link to their files."""
 
     home: Path
     engines: Path
     cache: Path
     work: Path | None = None
+    shared_engines: Path | None = None
+
+    @property
+    def engine_folders(self) -> tuple[Path, ...]:
+        """Folders of artifacts; this program writes to the first."""
+        return (self.engines,) if self.shared_engines is None else (self.engines, self.shared_engines)
 
     @property
     def models(self) -> tuple[Path, ...]:
@@ -56,7 +65,8 @@ def places(environment: Mapping[str, str] = os.environ) -> Places:
     """Read the folders from the environment.
 
     home: LOOKAHEAD_HOME, else the folder of the package. engines: LOOKAHEAD_ENGINES, else `engines/` in the checkout,
-    or in the working folder if the package is installed from a wheel. cache: LOOKAHEAD_CACHE, else
+    or in the working folder if the package is installed from a wheel; a folder in the cache if that exists and this
+    user cannot write it. cache: LOOKAHEAD_CACHE, else
     XDG_CACHE_HOME/lookahead, else ~/.cache/lookahead. Raises ConfigError if home has no configs, or the working
     folder was removed."""
     named = environment.get("LOOKAHEAD_HOME")
@@ -74,10 +84,10 @@ def places(environment: Mapping[str, str] = os.environ) -> Places:
         work = Path.cwd()
     except FileNotFoundError:
         raise ConfigError("The working folder was removed. Change to another folder.") from None
-    engines = environment.get("LOOKAHEAD_ENGINES")
-    return Places(
-        home=home,
-        engines=expanded(engines).resolve() if engines else (work if home == _IN_WHEEL else home) / "engines",
-        cache=expanded(cache_folder(environment)).resolve(),
-        work=work,
-    )
+    asked = environment.get("LOOKAHEAD_ENGINES")
+    engines = expanded(asked).resolve() if asked else (work if home == _IN_WHEEL else home) / "engines"
+    cache = expanded(cache_folder(environment)).resolve()
+    if not engines.is_dir() or can_be_written(engines):
+        return Places(home, engines, cache, work)
+    own = cache / "engines" / hashlib.sha256(bytes(engines)).hexdigest()[:16]
+    return Places(home, own, cache, work, shared_engines=engines)

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pipeline.cache_folder import cache_folder
+from pipeline.files import can_be_written
 
 PACKAGE = Path(__file__).parents[1]
 # Environment variable of the preferred folder.
@@ -91,13 +92,7 @@ def find_cache(package: Path, environment: Mapping[str, str], prefix: Path, is_v
     for root in roots:
         if (root / name / COMPLETE).exists():
             return root / name
-    return next((root / name for root in roots if _can_be_written(root)), roots[-1] / name)
-
-
-def _can_be_written(folder: Path) -> bool:
-    while not folder.exists():
-        folder = folder.parent
-    return os.access(folder, os.W_OK | os.X_OK)
+    return next((root / name for root in roots if can_be_written(root)), roots[-1] / name)
 
 
 def is_complete() -> bool:

@@ -22,7 +22,7 @@ def write_card(artifact: Artifact, run_dir: Path) -> Path:
     folder.mkdir(parents=True)
     configuration = artifact.engine_dir.glob("*config.json")
     for path in (*configuration, *artifact.tokenizer_dir.iterdir()):
-        shutil.copy2(path, folder / path.name)
+        shutil.copyfile(path, folder / path.name)  # without its mode, which may be read-only
     if artifact.resolved.model.tool_call_parser == HERMES:
         _add_tools(folder / "chat_template.jinja")
     _ensure_template(folder)

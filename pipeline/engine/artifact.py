@@ -89,6 +89,11 @@ def artifact_dir(places: Places, model: str, profile: str) -> Path:
     return places.engines / model / profile
 
 
+def artifacts_of(places: Places, model: str) -> list[Path]:
+    """Folders of all artifacts of a model, those of `shared_engines` last."""
+    return [path.parent for root in places.engine_folders for path in sorted((root / model).glob(f"*/{MANIFEST}"))]
+
+
 def load_artifact(folder: Path, cache_dir: Path, *, check_runnable: bool = True) -> Artifact:
     """Read and check an artifact. Raises BuildError with the reason and the command that fixes it.
 
@@ -137,15 +142,27 @@ def refresh_resolved(artifact: Artifact, resolved: ResolvedConfig, cache_dir: Pa
     return load_artifact(artifact.folder, cache_dir)
 
 
-def share_engine(source: Artifact, folder: Path) -> None:
-    """Share engine/ and tokenizer/ of another artifact with `folder` through hard links."""
+def share_engine(source: Artifact, share_file: Callable[[Path, Path], None], folder: Path) -> None:
+    """Share engine/ and tokenizer/ of another artifact with `folder`. share_file: as for `share_folder`."""
     for name in (ENGINE, TOKENIZER):
-        share_folder(source.folder / name, folder / name)
+        share_folder(source.folder / name, folder / name, share_file)
 
 
-def share_folder(source: Path, target: Path) -> None:
-    """Copy a folder by hard links, or by copies if the file system has no links."""
-    shutil.copytree(source, target, copy_function=link_or_copy)
+def share_measurements(source: Path, target: Path) -> None:
+    """Copy cost curves and first rows of a model's folder to another one that has none."""
+    for name in (COSTS, FIRST_ROWS):
+        if not (target / name).exists():
+            share_folder(source / name, target / name, shutil.copyfile)
+
+
+def share_folder(source: Path, target: Path, share_file: Callable[[Path, Path], object] = link_or_copy) -> None:
+    """Share the files of a folder with another one. Their folders are new, because those of `source` may be read-only.
+    share_file: called with the paths of a file and of its link or copy."""
+    for path in source.rglob("*"):
+        if path.is_file():
+            link = target / path.relative_to(source)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            share_file(path, link)
 
 
 @contextmanager
@@ -183,7 +200,7 @@ def _read_manifest(folder: Path, remedy: str) -> Manifest:
 def _check_files(folder: Path, manifest: Manifest, cache_dir: Path, remedy: str) -> None:
     expected = {entry.path: entry for entry in manifest.files}
     present = {path.relative_to(folder).as_posix() for path in _files(folder)}
-    if missing := sorted(expected.keys() - present):
+    if missing := sorted(name for name in expected if not (folder / name).is_file()):
         raise BuildError(f"The engine in {folder} lacks {', '.join(missing)}. {remedy}")
     if unknown := sorted(present - expected.keys()):
         raise BuildError(
@@ -209,7 +226,8 @@ def _check_runnable(folder: Path, fingerprint: Fingerprint, resolved: ResolvedCo
 def _describe(folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, cache_dir: Path) -> None:
     entries = []
     for path in sorted(_files(folder)):
-        if path.stat().st_mode & 0o777 != 0o644:  # a needless chmod would invalidate the cached hash
+        # A needless chmod would invalidate the cached hash.
+        if not path.is_symlink() and path.stat().st_mode & 0o777 != 0o644:
             path.chmod(0o644)
         name = path.relative_to(folder).as_posix()
         entries.append(FileEntry(path=name, size=path.stat().st_size, sha256=remembered_sha256(path, cache_dir)))

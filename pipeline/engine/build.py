@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,18 +11,20 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.checkpoint.disk import link_or_copy
 from pipeline.checkpoint.fetch import describe_source, fetch, known_content_hash
 from pipeline.config.places import Places, expanded
 from pipeline.config.schema import CheckpointSource, GgufCheckpoint, LocalCheckpoint, ResolvedConfig
 from pipeline.engine.artifact import (
-    MANIFEST,
     STAGES,
     Artifact,
     artifact_dir,
+    artifacts_of,
     build_lock,
     load_artifact,
     refresh_resolved,
     share_engine,
+    share_measurements,
     write_artifact,
 )
 from pipeline.engine.backend import Backend, Note, backend_of
@@ -57,8 +60,10 @@ def build_engine(
     backend = backend_of(resolved.backend)
     backend.check(resolved)
     folder = artifact_dir(places, resolved.model.name, resolved.profile.name)
+    if places.shared_engines is not None:
+        note(f"{places.shared_engines} cannot be written; its engines are used through links in {places.engines}")
     with build_lock(places, resolved.model.name, note):
-        if force or not _artifacts(folder):
+        if force or not artifacts_of(places, resolved.model.name):
             # A build is certain, so check the GPU and the memory before a long download.
             backend.require_resources(resolved, folder)
         if force:
@@ -66,23 +71,23 @@ def build_engine(
             shutil.rmtree(folder.parent / STAGES, ignore_errors=True)  # finished stages of an earlier build
             return _build(resolved, backend, folder, fetched, places, note)
         present = _usable(folder, places, note)
-        content_hash, checkpoint = _identify(resolved, backend, folder, places, note)
+        content_hash, checkpoint = _identify(resolved, backend, places, note)
         fingerprint = backend.fingerprint(resolved, content_hash)
         if present is not None and present.manifest.fingerprint == fingerprint:
             if present.resolved == resolved:
                 return BuildResult(present, "reused")
             return BuildResult(refresh_resolved(present, resolved, places.cache), "updated")
-        sibling = _sibling_with_weights(folder, fingerprint, backend, places)
+        sibling = _sibling_with_weights(resolved.model.name, fingerprint, backend, places)
         if sibling is not None:
             note(f"weights: shared with profile {sibling.manifest.profile}")
-            share = partial(share_engine, sibling)
+            is_foreign = places.engines not in sibling.folder.parents
+            share = partial(share_engine, sibling, os.symlink if is_foreign else link_or_copy)
+            share_measurements(sibling.folder.parent, folder.parent)
             return BuildResult(write_artifact(folder, resolved, fingerprint, share, places.cache), "shared")
         return _build(resolved, backend, folder, checkpoint or _fetch(resolved, backend, places, note), places, note)
 
 
-def _identify(
-    resolved: ResolvedConfig, backend: Backend, folder: Path, places: Places, note: Note
-) -> tuple[str, Checkpoint | None]:
+def _identify(resolved: ResolvedConfig, backend: Backend, places: Places, note: Note) -> tuple[str, Checkpoint | None]:
     """Content hash of the checkpoint, and the checkpoint itself if only a download gives the hash."""
     content_hash = known_content_hash(resolved.model)
     if content_hash is not None:
@@ -91,7 +96,9 @@ def _identify(
         checkpoint = _fetch(resolved, backend, places, note)
     except CheckpointError as error:
         source = resolved.model.checkpoint
-        others = (other for other in _loadable(folder, places) if other.resolved.model.checkpoint == source)
+        others = (
+            other for other in _loadable(resolved.model.name, places) if other.resolved.model.checkpoint == source
+        )
         if not _may_be_away(source) or (built := next(others, None)) is None:
             raise
         # A built engine must be usable without network, without the hub's cache and without the checkpoint's files.
@@ -133,9 +140,9 @@ def _usable(folder: Path, places: Places, note: Note) -> Artifact | None:
         return None
 
 
-def _sibling_with_weights(folder: Path, fingerprint: Fingerprint, backend: Backend, places: Places) -> Artifact | None:
-    """An artifact of the same model, possibly of this profile, whose engine files equal those of the fingerprint."""
-    for artifact in _loadable(folder, places):
+def _sibling_with_weights(model: str, fingerprint: Fingerprint, backend: Backend, places: Places) -> Artifact | None:
+    """An artifact of a model, possibly of this profile, whose engine files equal those of the fingerprint."""
+    for artifact in _loadable(model, places):
         if artifact.manifest.fingerprint.backend == backend.name and backend.files_digest(
             artifact.manifest.fingerprint
         ) == backend.files_digest(fingerprint):
@@ -143,16 +150,11 @@ def _sibling_with_weights(folder: Path, fingerprint: Fingerprint, backend: Backe
     return None
 
 
-def _loadable(folder: Path, places: Places) -> Iterator[Artifact]:
-    """All artifacts of the same model that are neither damaged nor for another environment."""
-    for other in _artifacts(folder):
+def _loadable(model: str, places: Places) -> Iterator[Artifact]:
+    """All artifacts of a model that are neither damaged nor for another environment."""
+    for other in artifacts_of(places, model):
         try:
             artifact = load_artifact(other, places.cache)
         except BuildError:
             continue
         yield artifact
-
-
-def _artifacts(folder: Path) -> list[Path]:
-    """Folders of all artifacts of the same model."""
-    return sorted(path.parent for path in folder.parent.glob(f"*/{MANIFEST}"))

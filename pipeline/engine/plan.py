@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.checkpoint.fetch import describe_source, known_content_hash
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
-from pipeline.engine.artifact import artifact_dir, load_artifact
+from pipeline.engine.artifact import artifact_dir, artifacts_of, load_artifact
 from pipeline.engine.backend import backend_of
 from pipeline.errors import BuildError
 from pipeline.files import write_whole
@@ -48,8 +48,9 @@ def write_plan(plan: Mapping[str, Any], resolved: ResolvedConfig, places: Places
 
 
 def _state(resolved: ResolvedConfig, places: Places) -> str:
-    folder = artifact_dir(places, resolved.model.name, resolved.profile.name)
-    if not folder.exists():
+    built = artifacts_of(places, resolved.model.name)
+    folder = next((each for each in built if each.name == resolved.profile.name), None)
+    if folder is None:
         return "not built"
     try:
         present = load_artifact(folder, places.cache)

@@ -108,7 +108,7 @@ def run_argv(
         argv,
         name=container_name(server_id),
         writable=[places.engines],
-        readable=[CODE, places.home, *files],
+        readable=[CODE, places.home, *places.engine_folders[1:], *files],
         work_dir=places.home,
         environment=variables,
     )

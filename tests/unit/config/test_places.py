@@ -21,6 +21,17 @@ def test_places_follow_the_environment(tmp_path: Path) -> None:
         places({"LOOKAHEAD_HOME": str(tmp_path)})
 
 
+def test_engines_that_cannot_be_written_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"LOOKAHEAD_ENGINES": str(tmp_path / "e"), "LOOKAHEAD_CACHE": str(tmp_path / "c")}
+    monkeypatch.setattr("pipeline.config.places.can_be_written", lambda folder: False)  # root can write all folders
+    assert places(environment).engines == tmp_path / "e", "a folder that cannot be created is reported as such"
+    (tmp_path / "e").mkdir()
+    found = places(environment)
+    assert found.shared_engines == tmp_path / "e"
+    assert found.engines.is_relative_to(tmp_path / "c")
+    assert places(environment | {"LOOKAHEAD_ENGINES": str(tmp_path / "c")}).engines == tmp_path / "c"
+
+
 def test_a_working_folder_that_was_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()

@@ -66,6 +66,13 @@ def test_a_model_without_a_chat_template_gets_one_that_refuses(artifact: Artifac
     assert not (write_card(copy, tmp_path) / "chat_template.jinja").exists()
 
 
+def test_the_files_of_the_card_of_a_read_only_engine_can_be_written(artifact: Artifact, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    copy = with_template(artifact, tmp_path / "copy", PLAIN)
+    (copy.tokenizer_dir / "chat_template.jinja").chmod(0o444)
+    assert (write_card(copy, tmp_path) / "chat_template.jinja").stat().st_mode & 0o200
+
+
 def test_a_lean_engine_names_its_class(artifact: Artifact) -> None:
     assert json.loads((artifact.engine_dir / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.backends.torch import TorchBackend
 from pipeline.checkpoint.fetch import fetch
+from pipeline.config.loading import built_models
 from pipeline.config.places import Places, places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
@@ -75,6 +77,36 @@ def test_profiles_share_weights_on_disk(built: Path, where: Places) -> None:
 def test_other_weights_are_not_shared(built: Path, where: Places) -> None:
     assert build_engine(tiny("model.checkpoint.seed=1", profile="throughput"), where).outcome == "built"
     assert build_engine(tiny("model.dtype=bfloat16", profile="balanced"), where).outcome == "built"
+
+
+def test_an_engine_that_cannot_be_written_is_used_through_links(built: Path, where: Places, tmp_path: Path) -> None:
+    for kind in (".costs", ".first_rows"):
+        (built.parent / kind).mkdir()
+        (built.parent / kind / "measured").touch(0o444)
+    (built / "tokenizer").chmod(0o555)
+    reader, notes = replace(where, engines=tmp_path / "own", shared_engines=where.engines), list[str]()
+    before = {path: path.stat().st_mtime_ns for path in where.engines.rglob("*")}
+    assert engine_plan(tiny(), reader)["state"] == "up to date"
+
+    result = build_engine(tiny("server.http_port=0"), reader, note=notes.append)
+
+    folder = result.artifact.folder
+    assert result.outcome == "shared"
+    assert result.artifact.resolved.profile.server.http_port == 0
+    assert folder.is_relative_to(reader.engines)
+    assert (folder / "engine" / "model.safetensors").readlink() == built / "engine" / "model.safetensors"
+    assert all((folder.parent / kind / "measured").is_file() for kind in (".costs", ".first_rows"))
+    assert (folder / "tokenizer").stat().st_mode & 0o200
+    assert notes[0] == f"{where.engines} cannot be written; its engines are used through links in {reader.engines}"
+    assert {path: path.stat().st_mtime_ns for path in where.engines.rglob("*")} == before
+    assert build_engine(tiny("server.http_port=0"), reader).outcome == "reused"
+    assert built_models(reader).keys() == {"tiny-random-llama"}
+
+    (built / "tokenizer").chmod(0o755)
+    shutil.rmtree(built)
+    with pytest.raises(BuildError, match=r"lacks engine/config.json"):
+        load_artifact(folder, reader.cache)
+    assert build_engine(tiny(), reader).outcome == "built"
 
 
 def test_a_finished_engine_needs_no_right_to_write(built: Path, where: Places) -> None:
