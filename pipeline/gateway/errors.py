@@ -26,8 +26,9 @@ _INTERNAL = re.compile(
 )
 # A place in a client's JSON schema, which looks like a path.
 _IN_SCHEMA = re.compile(r"\b(?:Pointer|Resource) '[^']*'")
-# Dynamo's words for a prompt that is too long, for which OpenAI's API has a code.
-_TOO_LONG = "maximum context length"
+# Words of Dynamo and of Triton's model for a prompt that is too long, and the code of OpenAI's API.
+_TOO_LONG = re.compile(r"maximum context length|the first \d+ characters of the prompt have more than")
+TOO_LONG_CODE = "context_length_exceeded"
 _UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to parse the request)")
 _PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', |Validation: )+")
 # Dynamo's words around the reason, with a position in the body that the gateway wrote, not in the client's.
@@ -66,7 +67,7 @@ def refusal_of(status: int, text: str, request_id: str) -> Refusal:
         if status >= 500 or meaning == "fault":
             return Refusal(500, f"the server failed on this request; its log says why under {request_id}")
         return Refusal(status, f"the server refused this request; its log says why under {request_id}")
-    return Refusal(status, _shown(text), code="context_length_exceeded" if _TOO_LONG in text else None)
+    return Refusal(status, _shown(text), code=TOO_LONG_CODE if _TOO_LONG.search(text) else None)
 
 
 def text_of_body(body: bytes) -> str:

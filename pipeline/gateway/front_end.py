@@ -94,7 +94,8 @@ async def chunks_of(transport: Transport, request: FrontEndRequest) -> AsyncGene
         except _Absent:
             num_absent += 1
             if has_worker:
-                if num_absent == 3 and (refusal := await _refusal_of_conversation(transport, request)) is not None:
+                assert request.renderer is not None, "has_worker is false without a conversation"
+                if num_absent == 3 and (refusal := await refusal_of_prompt(transport, request.renderer, request.body)):
                     raise refusal from None
                 # As long as a dead worker is listed, attempts may reach it, and those of a session reach no other.
                 if anyio.current_time() >= listed_until:
@@ -151,21 +152,22 @@ async def _has_worker(transport: Transport, request: FrontEndRequest) -> bool:
     return False
 
 
-async def _refusal_of_conversation(transport: Transport, request: FrontEndRequest) -> Refusal | None:
-    """Triton's refusal of a conversation that the front end may be unable to convert to a prompt, from a request for
-    one token; None if Triton accepts it."""
-    assert request.renderer is not None
-    body = parse_json(request.body)
-    generate = {
-        "text_input": "",
-        "messages": json.dumps([_with_text(message) for message in body.get("messages") or ()]),
-        "max_tokens": 1,
-        "namespace": read_annotations(body["nvext"]["annotations"]).get(NAMESPACE, ""),
-    }
+async def refusal_of_prompt(transport: Transport, renderer: UpstreamRequest, sent: bytes) -> Refusal | None:
+    """Triton's refusal of the conversation, or the longest prompt, of a request to the front end, from a request for
+    one token; None if Triton accepts it. renderer: see `FrontEndRequest`. sent: body of the request."""
+    body = parse_json(sent)
+    generate = {"max_tokens": 1, "namespace": read_annotations(body["nvext"]["annotations"]).get(NAMESPACE, "")}
+    if "messages" in body:
+        texts = [_with_text(message) for message in body["messages"] or ()]
+        generate |= {"text_input": "", "messages": json.dumps(texts)}
+    else:
+        prompt = body.get("prompt")
+        texts = [text for text in (prompt if isinstance(prompt, list) else [prompt]) if isinstance(text, str)]
+        generate["text_input"] = max(texts, key=len, default="")
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
-        async with transport(replace(request.renderer, body=write_json(generate))) as response:
+        async with transport(replace(renderer, body=write_json(generate))) as response:
             if response.status == 400:
-                return refusal_of(400, text_of_body(await start_of(response.chunks)), request.request_id)
+                return refusal_of(400, text_of_body(await start_of(response.chunks)), renderer.request_id)
     return None
 
 

@@ -17,9 +17,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pipeline.gateway.bodies import BodyReader, Disconnected, parse_json
 from pipeline.gateway.deployment import Deployment, Deployments
-from pipeline.gateway.errors import logger, refusal_of, text_of_body, unavailable, unknown_model
+from pipeline.gateway.errors import TOO_LONG_CODE, logger, refusal_of, text_of_body, unavailable, unknown_model
 from pipeline.gateway.forward import forward
-from pipeline.gateway.front_end import FrontEndRequest
+from pipeline.gateway.front_end import FrontEndRequest, refusal_of_prompt
 from pipeline.gateway.generate_body import Types, checked_generate, types_of
 from pipeline.gateway.infer_body import checked_infer
 from pipeline.gateway.metrics_page import metrics_page
@@ -30,7 +30,7 @@ from pipeline.gateway.refusal import Refusal, not_allowed
 from pipeline.gateway.request_headers import key_of, session_headers, timeout_of, trace_headers
 from pipeline.gateway.response_writer import JSON, ResponseWriter, Style
 from pipeline.gateway.spec import GatewaySpec
-from pipeline.gateway.tenants import Tenant, Tenants
+from pipeline.gateway.tenants import OPENAI_WEIGHT, Tenant, Tenants
 from pipeline.gateway.upstream import HEADER_LENGTH, Transport, Unreachable, Upstream, UpstreamRequest
 
 _GET, _POST = ("GET", "HEAD"), ("POST",)
@@ -40,6 +40,9 @@ _OPENAI_POSTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/compl
 _HEALTH = "/health"
 # Time limit of requests that run no model.
 _SHORT_S = 5.0
+# The front end tokenizes the whole prompt of a longer request, which takes seconds for one of 8 MiB. Triton's model
+# refuses it by its beginning if it is too long.
+_BYTES_PER_TOKEN = 16
 _NAME = re.compile(r"\w[\w.:-]{0,127}", re.ASCII)
 Act = Callable[[Request, ResponseWriter], Awaitable[None]]
 
@@ -209,13 +212,13 @@ class HttpGateway:
         # The worker derives the seed of a request without one from the request id, so each choice needs its own id.
         ids = [answer.request_id, *(secrets.token_hex(16) for _ in checked.requests[1:])]
         deployment = self._deployments.current
-        renderer = None
-        if endpoint == "chat":
-            model = f"/v2/models/{deployment.spec.tenant_models[0]}/generate"
-            renderer = UpstreamRequest(deployment.http, "POST", model, b"", JSON, _SHORT_S, answer.request_id)
+        model = f"/v2/models/{deployment.spec.tenant_models[0]}/generate"
+        renderer = UpstreamRequest(deployment.http, "POST", model, b"", JSON, _SHORT_S, answer.request_id)
         num_choices, max_seq_len = len(ids) * checked.num_prompts, deployment.spec.max_seq_len
-        num_bytes = len(body) // checked.num_prompts
-        with deployment.in_use(), self._tenants.admit(tenant, num_bytes, checked.max_tokens, max_seq_len, num_choices):
+        admitted = self._tenants.admit(
+            tenant, len(body) // checked.num_prompts, checked.max_tokens, max_seq_len, num_choices, OPENAI_WEIGHT
+        )
+        with deployment.in_use(), admitted:
             requests = [
                 FrontEndRequest(
                     targets=[_openai(deployment)],
@@ -226,12 +229,16 @@ class HttpGateway:
                     timeout_s=timeout_s,
                     request_id=own_id,
                     is_served=checked.model == deployment.spec.model,
-                    renderer=renderer,
+                    renderer=renderer if endpoint == "chat" else None,
                     is_whole=checked.is_whole,
                     listed_s=deployment.spec.listed_s,
                 )
                 for choice, own_id in zip(checked.bodies, ids, strict=True)
             ]
+            if len(body) > _BYTES_PER_TOKEN * max_seq_len:
+                refusal = await refusal_of_prompt(self._transport, renderer, requests[0].body)
+                if refusal is not None and refusal.code == TOO_LONG_CODE:
+                    raise refusal
             await forward_openai(self._transport, requests, request.receive, answer, checked.rewrites)
 
     async def _models(self, request: Request, answer: ResponseWriter) -> None:

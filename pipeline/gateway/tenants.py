@@ -17,9 +17,10 @@ Clock = Callable[[], float]
 RETRY_AFTER_S = 1
 # Bodies up to this length are read and served however many long ones there are.
 SHORT_BYTES = 1 << 16
-# Limits, in bodies of the longest size. MAX_LONG: of those that arrive, and of those that are served, at the same time.
-# MAX_LONG_CHOICES: of the choices of one request together.
-MAX_LONG, MAX_LONG_CHOICES = 32, 4
+# Limit of the bodies that arrive, and of those that are served, at the same time, in bodies of the longest size.
+MAX_LONG = 32
+# A choice of an OpenAI request counts as so many bodies: the front end takes 200 bytes of memory for one of a prompt.
+OPENAI_WEIGHT = 16
 # Longest namespace that a client may choose, in bytes of UTF-8.
 MAX_NAMESPACE_BYTES = 128
 
@@ -56,7 +57,8 @@ class TokenBucket:
 @dataclass(slots=True)
 class Tenant:
     """Holder of an API key, or all clients of a server without keys. prefix: precedes the tenant's request ids, and its
-    namespaces unless shares_drafts is set. bucket: limit of tokens, if any. num_calls: open gRPC calls."""
+    namespaces unless shares_drafts is set. bucket: limit of tokens, if any. num_calls: open gRPC calls.
+    num_long_bytes: see `admit`."""
 
     name: str
     prefix: str
@@ -66,6 +68,7 @@ class Tenant:
     shares_drafts: bool = False
     num_running: int = 0
     num_calls: int = 0
+    num_long_bytes: int = 0
     _namespaces: set[str] = field(default_factory=set)
 
     def namespace(self, asked: str) -> str:
@@ -149,18 +152,21 @@ class Tenants:
         num_output_tokens: int | None,
         max_seq_len: int,
         num_choices: int = 1,
+        weight: int = 1,
     ) -> Iterator[None]:
         """Count a request as running while the block runs. num_prompt_bytes: of one prompt. num_output_tokens:
         limit of the output of one choice; None, or more than max_seq_len, counts as max_seq_len. num_choices: of all
-        prompts; each counts as a request. Raises Refusal: 429 at a tenant's limit, 503 at the server's limit, 400 or
-        413 for a request that alone exceeds a limit."""
+        prompts; each counts as a request. weight: of a byte of a long prompt. Of these a tenant among several may have
+        as many as are free. Raises Refusal: 429 at a tenant's limit, 503 at the server's limit, 400 or 413 for a
+        request that alone exceeds a limit."""
         limit = min(tenant.max_concurrent_requests, self._max_concurrent_requests)
         if num_choices > limit:
             raise Refusal(
                 400, f"the request has {num_choices} choices; each counts as a request, and {limit} at once are allowed"
             )
-        num_long_bytes = num_choices * long_bytes(num_prompt_bytes)
-        if num_long_bytes > MAX_LONG_CHOICES * self._max_body_bytes:
+        num_long_bytes = weight * num_choices * long_bytes(num_prompt_bytes)
+        num_free_bytes = MAX_LONG * self._max_body_bytes - self._num_long_bytes
+        if num_long_bytes > MAX_LONG * self._max_body_bytes:
             raise Refusal(
                 413, f"the request has {num_choices} choices of {num_prompt_bytes} bytes; send them one after the other"
             )
@@ -170,19 +176,23 @@ class Tenants:
             )
         if self.num_running + num_choices > self._max_concurrent_requests:
             raise Refusal(503, f"busy: {self.num_running} requests are being served; send it again", RETRY_AFTER_S)
-        if self._num_long_bytes + num_long_bytes > MAX_LONG * self._max_body_bytes:
+        if num_long_bytes > num_free_bytes:
             raise Refusal(503, "busy: too many long requests are being served; send it again", RETRY_AFTER_S)
+        if num_long_bytes and len(self._by_hash) > 1 and tenant.num_long_bytes + num_long_bytes > num_free_bytes:
+            raise Refusal(429, "too many long requests of this key are being served; send it again", RETRY_AFTER_S)
         if tenant.bucket is not None:
             wanted = max_seq_len if num_output_tokens is None else min(num_output_tokens, max_seq_len)
             tenant.bucket.take(num_choices * (wanted + -(-num_prompt_bytes // 4)))
         tenant.num_running += num_choices
         self.num_running += num_choices
+        tenant.num_long_bytes += num_long_bytes
         self._num_long_bytes += num_long_bytes
         try:
             yield
         finally:
             tenant.num_running -= num_choices
             self.num_running -= num_choices
+            tenant.num_long_bytes -= num_long_bytes
             self._num_long_bytes -= num_long_bytes
 
 

@@ -8,7 +8,17 @@ import httpx
 import pytest
 
 from pipeline.gateway import front_end
-from tests.unit.gateway.gateways import GENERATE, api_key, behind, events, json_answer, send, spec_of, streamed
+from tests.unit.gateway.gateways import (
+    GENERATE,
+    MAX_SEQ_LEN,
+    api_key,
+    behind,
+    events,
+    json_answer,
+    send,
+    spec_of,
+    streamed,
+)
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
@@ -87,6 +97,43 @@ def test_a_prompt_that_is_too_long_has_openais_code():
         "code": "context_length_exceeded",
         "param": None,
     }
+
+
+LONG = "a " * 8 * MAX_SEQ_LEN
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "asked"),
+    [
+        ("/v1/completions", {"prompt": LONG}, {"text_input": LONG}),
+        ("/v1/completions", {"prompt": ["b", LONG]}, {"text_input": LONG}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": LONG}]},
+            {"text_input": "", "messages": json.dumps([{"role": "user", "content": LONG}])},
+        ),
+    ],
+)
+def test_a_prompt_that_is_much_too_long_does_not_reach_the_front_end(path, body, asked):
+    """The front end would tokenize all of it."""
+    sentence = "the first 1600 characters of the prompt have more than 200 tokens; shorten it"
+    back = behind(lambda request: json_answer(400, {"error": sentence}))
+    answer = send(back, "POST", path, json={"model": "m", **body})
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert [request.url.path for request in back.requests] == [GENERATE]
+    assert back.body == {"max_tokens": 1, "namespace": "", **asked}
+
+
+@pytest.mark.parametrize("status", [200, 400, 503])
+def test_a_long_prompt_that_triton_does_not_find_too_long_reaches_the_front_end(status):
+    def answer(request: httpx.Request) -> httpx.Response:
+        return json_answer(status, {"error": "another"}) if request.url.path == GENERATE else streamed(id="x")
+
+    back = behind(answer)
+
+    assert send(back, "POST", "/v1/completions", json={"model": "m", "prompt": LONG}).status_code == 200
+    assert [request.url.path for request in back.requests] == [GENERATE, "/v1/completions"]
 
 
 def test_a_completion_for_a_model_that_nobody_has_is_not_sent_again():

@@ -11,7 +11,15 @@ from pydantic import ValidationError
 
 from pipeline.config.schema import GatewayConfig, ServerConfig
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.tenants import MAX_NAMESPACE_BYTES, SHORT_BYTES, Tenant, Tenants, TokenBucket, bearer_key
+from pipeline.gateway.tenants import (
+    MAX_NAMESPACE_BYTES,
+    OPENAI_WEIGHT,
+    SHORT_BYTES,
+    Tenant,
+    Tenants,
+    TokenBucket,
+    bearer_key,
+)
 from tests.unit.gateway.gateways import MAX_SEQ_LEN, Clock, api_key
 
 
@@ -101,18 +109,33 @@ def test_long_requests_at_once_are_limited_and_short_ones_are_not():
     everyone = tenants.of_key(None)
     with ExitStack() as held:
         for _ in range(8):  # as long as 4 of the longest bodies each
-            held.enter_context(tenants.admit(everyone, (1 << 19) + SHORT_BYTES, 1, MAX_SEQ_LEN, 8))
+            held.enter_context(tenants.admit(everyone, (1 << 18) + SHORT_BYTES, 1, MAX_SEQ_LEN, 8, 2))
         with pytest.raises(Refusal, match="too many long requests") as of_all:
             admit(tenants, everyone, 1, SHORT_BYTES + 1)
         admit(tenants, everyone, 1, SHORT_BYTES)
     admit(tenants, everyone, 1, 1 << 20)
     with (
         pytest.raises(Refusal, match="8 choices of 600000 bytes") as of_one,
-        tenants.admit(everyone, 600_000, 1, MAX_SEQ_LEN, 8),
+        tenants.admit(everyone, 600_000, 1, MAX_SEQ_LEN, 8, 8),
     ):
         pass
 
     assert (of_all.value.status, of_one.value.status) == (503, 413)
+
+
+def test_long_prompts_for_the_front_end_are_two_of_the_longest_and_one_key_has_one_of_them():
+    tenants = tenants_of(api_key("a"), api_key("b"), max_body_bytes=1 << 20)
+    prompt = (1 << 20, 1, MAX_SEQ_LEN, 1, OPENAI_WEIGHT)
+    with tenants.admit(tenants.of_key("a"), *prompt):
+        with pytest.raises(Refusal, match="of this key") as of_one, tenants.admit(tenants.of_key("a"), *prompt):
+            pass
+        admit(tenants, tenants.of_key("a"), 1, SHORT_BYTES)
+        with tenants.admit(tenants.of_key("b"), *prompt):
+            pass
+    with tenants.admit(tenants.of_key("a"), *prompt):
+        pass
+
+    assert of_one.value.status == 429
 
 
 def test_tokens_a_minute_are_those_of_prompt_and_output():
