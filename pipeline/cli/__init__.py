@@ -7,16 +7,16 @@ Errors are caught here and nowhere else in this package.
 
 from __future__ import annotations
 
+import _thread
 import errno
 import io
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Sequence
-from traceback import walk_stack
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn, TypeVar
 
 from pipeline.config.threads import WAIT_POLICY
 from pipeline.errors import UserError, error_number
@@ -44,42 +44,85 @@ class Terminated(SystemExit):
     """SIGTERM. A command stops what it has started, as after Ctrl-C."""
 
 
-def leave_on_signals() -> None:
-    """Make SIGTERM, and SIGHUP unless `nohup` ignores it, raise SystemExit, so that cleanup runs as after Ctrl-C."""
+class _Arrival:
+    """Attribute of the exception that a signal raises. Sends the signal again if the exception is dropped: Python drops
+    those in finalizers, and extension modules drop some as well, such as those of numpy and pydantic."""
+
+    is_over = False  # whether the command has ended
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_handled = False
+
+    def __del__(self) -> None:
+        if not (self.is_handled or self.is_over):
+            _thread.start_new_thread(self._send, (self.number,))
+
+    @classmethod
+    def _send(cls, number: int) -> None:
+        time.sleep(0.02)  # until the main thread has left the finalizer, in which Python drops exceptions as well
+        if not cls.is_over:
+            os.kill(os.getpid(), number)
+
+
+_Raised = TypeVar("_Raised", bound=BaseException)
+
+
+def _noticed(error: _Raised, number: int) -> _Raised:
+    """The exception to raise for a signal. number: of the signal to send if the exception is dropped."""
+    error.__dict__["arrival"] = _Arrival(number)
+    return error
+
+
+def continue_after(error: BaseException) -> None:
+    """Let the command continue although a signal has raised this exception."""
+    if arrival := error.__dict__.get("arrival"):
+        arrival.is_handled = True
+
+
+@contextmanager
+def leave_on_signals() -> Iterator[None]:
+    """Make SIGTERM, and SIGHUP unless `nohup` ignores it, raise SystemExit in the block, so that cleanup runs as after
+    Ctrl-C. If such an exception or the KeyboardInterrupt of Ctrl-C is dropped, the signal is sent again."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise _noticed(KeyboardInterrupt(), number)
 
     def terminate(number: int, frame: object) -> NoReturn:
-        raise Terminated(128 + number)
+        raise _noticed(Terminated(128 + number), number)
 
     terminals = [number for number in range(3) if os.isatty(number)]
 
-    def hang_up(number: int, frame: object) -> None:
+    def hang_up(number: int, frame: object) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)  # a shell sends it again
         null = os.open(os.devnull, os.O_RDWR)
         for terminal in terminals:  # it is closed, and a failed message would end the cleanup
             os.dup2(null, terminal)
-        sys.exit(128 + number)
+        raise _noticed(SystemExit(128 + number), signal.SIGTERM)
 
-    signal.signal(signal.SIGTERM, terminate)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, hang_up)
-    sys.unraisablehook = _send_again
+    _Arrival.is_over = False
+    sys.unraisablehook = _report_unless_signal
+    for known, handler in ((signal.SIGINT, interrupt), (signal.SIGTERM, terminate), (signal.SIGHUP, hang_up)):
+        if signal.getsignal(known) is not signal.SIG_IGN:
+            signal.signal(known, handler)
+    try:
+        yield
+    finally:
+        _Arrival.is_over = True
 
 
-def _send_again(dropped: sys.UnraisableHookArgs) -> None:
-    """Send a signal again, because Python drops exceptions that its handler raises in a finalizer or callback."""
-    if isinstance(dropped.exc_value, SystemExit | KeyboardInterrupt):
-        number = signal.SIGTERM if isinstance(dropped.exc_value, SystemExit) else signal.SIGINT
-        threading.Thread(target=_send, args=(number,)).start()
-    else:
+def _report_unless_signal(dropped: sys.UnraisableHookArgs) -> None:
+    if not hasattr(dropped.exc_value, "arrival"):
         _report_dropped(dropped)
 
 
-def _send(number: int) -> None:
-    """Send a signal to this process once `_send_again` has returned, because Python drops exceptions in it as well."""
-    main = threading.main_thread().ident or 0
-    while any(frame.f_code is _send_again.__code__ for frame, _ in walk_stack(sys._current_frames()[main])):
-        time.sleep(0.01)
-    os.kill(os.getpid(), number)
+def _code_after_signal(error: BaseException | None) -> int | None:
+    """Exit code if a signal has caused an error, else None. Python and libraries replace some exceptions."""
+    while error is not None:
+        if "arrival" in error.__dict__:
+            return int(error.code or 0) if isinstance(error, SystemExit) else 130
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def refusal(error: Exception) -> str | None:
@@ -96,19 +139,21 @@ def refusal(error: Exception) -> str | None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit the process with its code."""
     os.environ.setdefault(*WAIT_POLICY)
-    leave_on_signals()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # escapes what its encoding lacks, as stderr does
-        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        from pipeline.cli.app import build_app
+        with leave_on_signals():
+            if isinstance(sys.stdout, io.TextIOWrapper):  # escapes what its encoding lacks, as stderr does
+                sys.stdout.reconfigure(errors="backslashreplace")
+            from pipeline.cli.app import build_app
 
-        build_app()(args=None if arguments is None else list(arguments), prog_name="lookahead")
+            build_app()(args=None if arguments is None else list(arguments), prog_name="lookahead")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
+        if (code := _code_after_signal(error)) is not None:
+            sys.exit(code)
         if (sentence := refusal(error)) is None:
             raise
         print(f"error: {sentence}", file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pipeline.cli import output
+from pipeline.cli import continue_after, output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, input_path, resolve
 from pipeline.config.places import places
 from pipeline.errors import RequestError
@@ -125,9 +125,10 @@ def chat(
         parts: list[str] = []
         try:
             output.note(_summary(_show(query, *address, parts)))
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             if not sys.stdin.isatty():
                 raise
+            continue_after(interrupt)
             output.note("stopped; an empty line ends the chat")
         messages.append({"role": "assistant", "content": "".join(parts)})
 

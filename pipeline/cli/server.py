@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli import Terminated, output
+from pipeline.cli import Terminated, continue_after, output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, Verbose, resolve
 from pipeline.config.places import places
 from pipeline.errors import BuildError, ServerError
@@ -80,7 +80,8 @@ def serve(
         announce(fleet.state, openai_url(run_dir(where)), resolved.profile.server)
         if not background:
             _wait(fleet)
-    except Terminated:
+    except Terminated as terminated:
+        continue_after(terminated)
         output.note("running requests finish first; a second signal ends them")
         # Exit code 0, also for supervisors such as systemd to which any other code is a failure.
         stop_fleet(run_dir(where), drain=True)

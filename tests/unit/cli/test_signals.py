@@ -1,4 +1,4 @@
-"""Signals end a command with its cleanup: SIGTERM and Ctrl-C, also while Python runs a finalizer or a callback, and a
+"""Signals end a command with its cleanup: SIGTERM and Ctrl-C, also where Python or a library drops exceptions, and a
 closed terminal. So does a closed stdout."""
 
 from __future__ import annotations
@@ -25,17 +25,31 @@ class Noticed:
         os.kill(os.getpid(), {number})  # handled before this line ends
 
 def linger(frame, event, argument):
-    if event == "return" and frame.f_code.co_name == "_send_again":
+    if event == "return" and frame.f_code.co_name in ("_report_unless_signal", "__del__"):
         time.sleep(0.2)
 
-leave_on_signals()
-{how}
-time.sleep(60)
+class Odd:
+    def __getattr__(self, name):
+        signal.raise_signal({number})
+
+def drop_in_a_library():
+    import numpy
+    try:
+        numpy.dtype(Odd())
+    except TypeError:
+        pass
+
+with leave_on_signals():
+    {how}
+    time.sleep(60)
 """
 
 
 @pytest.mark.parametrize(("number", "returncode"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
-@pytest.mark.parametrize("how", ["Noticed()", "sys.setprofile(linger); Noticed()", "signal.raise_signal({number})"])
+@pytest.mark.parametrize(
+    "how",
+    ["Noticed()", "sys.setprofile(linger); Noticed()", "signal.raise_signal({number})", "drop_in_a_library()"],
+)
 def test_a_signal_ends_a_command_wherever_it_is_handled(how: str, number: int, returncode: int) -> None:
     code = COMMAND.format(how=how.format(number=int(number)), number=int(number))
 
@@ -45,21 +59,63 @@ def test_a_signal_ends_a_command_wherever_it_is_handled(how: str, number: int, r
     assert b"ignored" not in done.stderr
 
 
+CONTINUES = """
+import signal, time
+from pipeline.cli import continue_after, leave_on_signals
+
+with leave_on_signals():
+    try:
+        signal.raise_signal({number})
+    except BaseException as error:
+        continue_after(error)
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_which_the_command_continues_is_not_sent_again(number: int) -> None:
+    code = CONTINUES.format(number=int(number))
+    subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, check=True)
+
+
+REPLACES = """
+import signal
+from pipeline import cli
+from pipeline.cli import app
+
+def command(**options):
+    try:
+        signal.raise_signal({number})
+    finally:
+        raise RuntimeError("a lock was not released")
+
+app.build_app = lambda: command
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(("number", "returncode"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_an_error_that_replaces_that_of_a_signal_is_no_bug(number: int, returncode: int) -> None:
+    code = REPLACES.format(number=int(number))
+    done = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (returncode, b"")
+
+
 HANGS_UP = """
 import sys, time
 from pathlib import Path
 from pipeline.cli import leave_on_signals
 from pipeline.cli.output import note
 
-leave_on_signals()
-try:
-    note("begun")
-    Path(sys.argv[1], "begun").touch()
-    time.sleep(60)
-finally:
-    time.sleep(0.1)
-    note("cleaning up")
-    Path(sys.argv[1], "cleaned").touch()
+with leave_on_signals():
+    try:
+        note("begun")
+        Path(sys.argv[1], "begun").touch()
+        time.sleep(60)
+    finally:
+        time.sleep(0.1)
+        note("cleaning up")
+        Path(sys.argv[1], "cleaned").touch()
 """
 
 
@@ -76,8 +132,8 @@ def test_a_closed_terminal_ends_a_command_with_its_cleanup(tmp_path: Path) -> No
 
 
 def test_a_command_under_nohup_survives_its_terminal() -> None:
-    code = "import signal, pipeline.cli; pipeline.cli.leave_on_signals(); signal.raise_signal(signal.SIGHUP)"
-    ignored = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); {code}"
+    code = "import signal, pipeline.cli as cli\nwith cli.leave_on_signals(): signal.raise_signal(signal.SIGHUP)"
+    ignored = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{code}"
     subprocess.run([sys.executable, "-c", ignored], timeout=PATIENCE_S, check=True)
 
 
