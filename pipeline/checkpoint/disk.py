@@ -64,6 +64,17 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
+def naming_full_disk(target: Path) -> Iterator[None]:
+    """Raise UserError that names `target` if the disk becomes full in the block: errors of writes name no path."""
+    try:
+        yield
+    except Exception as error:
+        if not is_full(error):
+            raise
+        raise UserError(f"The disk of {target} is full. {_ELSEWHERE}") from error
+
+
+@contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder. It is renamed to `target` if the block succeeds, and removed otherwise. An older target is
     replaced. Raises UserError if the folder cannot be created or the disk is full."""
@@ -73,13 +84,10 @@ def whole_folder(target: Path) -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"{target.parent} cannot be written: {error.strerror}. {_ELSEWHERE}") from error
     try:
-        yield partial
-        partial.chmod(0o755)  # mkdtemp makes folders private
-        replace_folder(partial, target)
-    except Exception as error:
-        if not is_full(error):
-            raise
-        raise UserError(f"The disk of {target} is full. {_ELSEWHERE}") from error
+        with naming_full_disk(target):
+            yield partial
+            partial.chmod(0o755)  # mkdtemp makes folders private
+            replace_folder(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -45,6 +45,7 @@ def serve(
     Address and ports are settings: --set server.host=0.0.0.0 --set server.openai_port=9000.
     """
     resolved = resolve(model, profile, overrides)
+    from pipeline.checkpoint.disk import naming_full_disk
     from pipeline.dynamo.fleet import check_fleet, openai_url, start_fleet, stop_fleet, without_openai
     from pipeline.dynamo.services import INSTALL, has_dynamo
     from pipeline.server.run_folders import run_dir
@@ -72,7 +73,7 @@ def serve(
             f"every client that reaches {resolved.profile.server.host} is served, because server.api_keys is empty. "
             "Make keys with `lookahead key TENANT`."
         )
-    with output.working("preparing the server") as note:
+    with output.working("preparing the server") as note, naming_full_disk(run_dir(where)):
         served = prepare(resolved, where, note=note)
         note("starting the server")
         fleet = start_fleet(served, where, run_dir(where), join=join, detach=background, verbose=verbose_log, note=note)
@@ -203,6 +204,7 @@ def switch(
     The new server starts beside the old one and takes over when it is ready. The old one stops after its last request.
     If the memory does not hold both, running requests finish first, and new ones are refused until the new server is
     ready. The new server runs in the background."""
+    from pipeline.checkpoint.disk import naming_full_disk
     from pipeline.dynamo.exchange import switch_fleet
     from pipeline.dynamo.fleet import as_running, openai_url
     from pipeline.server.run_folders import base_dir, run_dir
@@ -217,7 +219,7 @@ def switch(
     else:
         resolved = resolve(model, profile, overrides)
     require_other(before, resolved)
-    with output.working(f"preparing {resolved.profile.name}") as note:
+    with output.working(f"preparing {resolved.profile.name}") as note, naming_full_disk(folder):
         served = prepare(resolved, where, note=note)
         started = time.monotonic()
         old, new = as_running(before, folder), as_running(served, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 from pathlib import Path
@@ -79,6 +80,17 @@ def test_a_dry_run_shows_the_command_and_does_nothing(engines, capsys):
     assert "--metrics-port=0" in command
     assert "--http-address=127.0.0.1 --http-port=0" in command  # behind the gateway
     assert not list(engines.glob("tiny*"))
+
+
+def test_a_disk_that_becomes_full_during_a_start_is_named(engines, monkeypatch, capsys):
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # of a write, so it names no file
+
+    monkeypatch.setattr("pipeline.server.startup.prepare", lambda *arguments, **options: None)
+    monkeypatch.setattr("pipeline.dynamo.fleet.start_fleet", full)
+    code, _, error = run(capsys, "serve", "-m", "tiny-random-llama", "--set", "server.openai=false")
+    assert code == 2
+    assert f"error: The disk of {engines}/.run is full." in error
 
 
 def test_a_dry_run_of_tensorrt_llm_shows_mpirun_with_every_rank(engines, tmp_path, monkeypatch, capsys):
