@@ -67,7 +67,8 @@ class _Output:
         self._is_single = num_choices == 1
         # Chunks of each choice for a whole response.
         self._chunks: list[list[Json]] = [[] for _ in range(num_choices)]
-        self._usages: list[Json] = []
+        # Chunk with the usage of each choice. A stream that breaks after it and is sent again has another one.
+        self._usages: dict[int, Json] = {}
         self._head: Json = {}
         self._is_started = False
         # Choices write concurrently, and the first must have sent the headers before another sends an event.
@@ -87,7 +88,7 @@ class _Output:
             self._chunks[number].append(chunk)
         elif not chunk.get("choices") and chunk.get("usage"):
             # The front end sends the rest of a cut tool call after it; clients expect the usage last.
-            self._usages.append(chunk)
+            self._usages[number] = chunk
         else:
             await self._send(event_of(chunk))
 
@@ -97,10 +98,9 @@ class _Output:
             bodies = list(map(folded, self._chunks))
             await self._answer.send(write_json(bodies[0] if self._is_single else _joined(bodies)), JSON)
             return
-        if self._usages:
-            usages = [chunk["usage"] for chunk in self._usages]
-            usage = usages[0] if self._is_single else joined_usage(usages)
-            await self._send(event_of(self._usages[0] | {"usage": usage}))
+        if chunks := list(self._usages.values()):
+            usage = chunks[0]["usage"] if self._is_single else joined_usage([chunk["usage"] for chunk in chunks])
+            await self._send(event_of(chunks[0] | {"usage": usage}))
         await self._send(END)
         await self._answer.end()
 
