@@ -38,6 +38,7 @@ from pipeline.gateway.upstream import request
 
 _BACKLOG = 512
 _POLL_S = 0.1
+_MANY_FILES = 1 << 20
 # Control characters as Python writes them.
 _ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
 
@@ -58,7 +59,7 @@ async def serve(spec: GatewaySpec, spec_path: Path) -> None:
     file of the spec. If it changes, its deployment replaces the current one; other changes have no effect."""
     config = spec.config
     tenants, deployments = Tenants(spec.api_keys, config), Deployments(spec.deployment)
-    grpc_server = grpc.aio.server(options=channel_options(config.max_body_bytes))
+    grpc_server = grpc.aio.server(options=channel_options(config.max_body_bytes, _open_files() // 2))
     grpc_server.add_generic_rpc_handlers((GrpcGateway(spec, tenants, deployments).handlers(),))
     grpc_server.add_insecure_port(f"{spec.host}:{spec.grpc_port}")
     await grpc_server.start()
@@ -104,6 +105,12 @@ async def _follow_spec(deployments: Deployments, spec_path: Path) -> None:
                 write_whole(status_path(spec_path), now.model_dump_json() + "\n", private=True)
                 status = now
         await asyncio.sleep(_POLL_S)
+
+
+def _open_files() -> int:
+    """Limit of open files. Connections to the gRPC port, which a client without a key can open too, may take half."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MANY_FILES if limit == resource.RLIM_INFINITY else limit
 
 
 def _listening(host: str, port: int) -> socket.socket:

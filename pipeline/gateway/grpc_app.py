@@ -38,7 +38,9 @@ _HTTP_STATUS = {
 }
 # Connections without a call for so long are closed, and clients connect again with their next call. The connection of a
 # machine that vanished would otherwise stay for ever.
-_MAX_IDLE_MS = 1_800_000
+_MAX_IDLE_MS = 300_000
+# Time limit for the first messages of a connection.
+_HANDSHAKE_MS = 10_000
 # A client with open calls that sends nothing for so long is pinged, and its calls end if no answer arrives within the
 # same time. Those of a machine that vanished would stay open for ever.
 _KEEPALIVE_MS = 60_000
@@ -242,9 +244,11 @@ def _text(value: str | bytes | None) -> str | None:
     return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
-def channel_options(max_body_bytes: int) -> list[tuple[str, int]]:
-    """Options of the gateway's gRPC server."""
+def channel_options(max_body_bytes: int, max_connections: int) -> list[tuple[str, int]]:
+    """Options of the gateway's gRPC server. max_connections: further connections are closed at once."""
     return [
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         ("grpc.max_receive_message_length", max_body_bytes),
         ("grpc.max_send_message_length", _MAX_ANSWER_BYTES),
         ("grpc.max_metadata_size", 32768),

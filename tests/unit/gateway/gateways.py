@@ -155,8 +155,8 @@ def send(server: Behind, method: str, path: str, spec: Any = None, **options: An
 
 
 @asynccontextmanager
-async def grpc_server(add: Any) -> AsyncIterator[int]:
-    server = grpc.aio.server(options=channel_options(1 << 20))
+async def grpc_server(add: Any, max_connections: int = 100) -> AsyncIterator[int]:
+    server = grpc.aio.server(options=channel_options(1 << 20, max_connections))
     add(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -6,9 +6,10 @@ import asyncio
 import json
 import logging
 import resource
+import socket
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.gateway.tenants import Tenants
 from pipeline.server.ports import bind_ports
+from pipeline.server.watch import answers
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for
 from tests.unit.gateway.gateways import (
@@ -171,6 +173,21 @@ def test_the_gateway_may_open_as_many_files_as_the_system_allows(tmp_path: Path)
             wait_for(lambda: resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (most, most))
         finally:
             process.kill()
+
+
+def test_connections_to_the_grpc_port_leave_open_files_for_others(tmp_path: Path):
+    path = tmp_path / "gateway.json"
+    ports = bind_ports("127.0.0.1", dict.fromkeys(("http_port", "grpc_port", "openai_port", "metrics_port"), 0))
+    path.write_text(spec_of().model_copy(update=ports).model_dump_json())
+    url = f"http://127.0.0.1:{ports['http_port']}/openapi.json"
+    words = ["prlimit", "--nofile=200:200", sys.executable, "-m", "pipeline.gateway", str(path)]
+    with subprocess.Popen(words, start_new_session=True) as process, ExitStack() as held:
+        held.callback(process.kill)
+        wait_for(lambda: answers(url))
+        for _ in range(250):
+            held.enter_context(socket.create_connection(("127.0.0.1", ports["grpc_port"])))
+        wait_for(lambda: len(list(Path(f"/proc/{process.pid}/fd").iterdir())) > 100)
+        assert httpx.get(url, timeout=PATIENCE_S).status_code == 200
 
 
 def test_running_requests_finish_after_sigterm(tmp_path: Path):
