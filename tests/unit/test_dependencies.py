@@ -22,6 +22,8 @@ from tests.import_statements import imports_of
 HOME = Path(pipeline.__file__).parent.parent
 # What Triton and TensorRT-LLM bring themselves, where they run our code.
 OF_THE_SERVER = {"triton_python_backend_utils", "tensorrt_llm"}
+# What torch brings where it is built for CUDA, and nothing else imports.
+OF_CUDA = {"triton"}
 # Nobody imports these: transformers needs the first two to read GGUF files and tokenizers, and the last is a server in
 # a wheel.
 NOT_IMPORTED = {"accelerate", "sentencepiece", "nvidia-pytriton"}
@@ -32,7 +34,7 @@ def imported(paths: Iterable[Path], in_functions: bool = True) -> set[str]:
     """Modules that files import at run time: top level names of others' code."""
     found = [each for path in paths for each in imports_of(path) if not each.for_types]
     names = {name.split(".")[0] for each in found if in_functions or each.at_start for name in each.modules}
-    return names - sys.stdlib_module_names - OF_THE_SERVER - {"pipeline"}
+    return names - sys.stdlib_module_names - OF_THE_SERVER - OF_CUDA - {"pipeline"}
 
 
 @functools.cache

@@ -40,8 +40,8 @@ from pipeline.decoding.planning.cost import CostCurve, CostPoint
 from pipeline.decoding.tree import chain, path_to, tree_from_lists
 from pipeline.engine.backend import Note
 from pipeline.engine.build import build_engine
-from pipeline.engine.contract import EngineLimits, VerifyItem
-from pipeline.engine.torch.engine import TorchEngine
+from pipeline.engine.contract import Engine, EngineLimits, VerifyItem
+from pipeline.engine.torch.load_transformers import engine_over
 from pipeline.tuning.cost_curve import CostGrid, critical_decoding_length
 from pipeline.tuning.cost_curve import measure as measure_curve
 
@@ -132,7 +132,7 @@ def curve(shape: str, device: Device) -> tuple[Values, CostCurve]:
     config = SHAPES[shape]()
     model = random_model(config, device, torch.float32 if device == "cpu" else torch.bfloat16)
     num_bytes = bytes_read(model)
-    engine = TorchEngine(model, replace(_LIMITS, vocab_size=config.vocab_size), num_slots=_LIMITS.max_batch_size)
+    engine = engine_over(model, replace(_LIMITS, vocab_size=config.vocab_size), num_slots=_LIMITS.max_batch_size)
     floor = num_bytes / bandwidth(device)
     points = measure_curve(engine, GRID)
     found = CostCurve(tuple(points))
@@ -248,7 +248,7 @@ def _tree_gap(device: Device, dtype: torch.dtype) -> float:
     """Largest difference between logits of a random tree's nodes and those of each path by itself. Raises RuntimeError
     if logits are not finite."""
     config = SHAPES[TINY]()
-    engine = TorchEngine(
+    engine = engine_over(
         random_model(config, device, dtype), replace(_LIMITS, vocab_size=config.vocab_size), num_slots=2
     )
     random = np.random.default_rng(0)
@@ -264,7 +264,7 @@ def _tree_gap(device: Device, dtype: torch.dtype) -> float:
     return gap
 
 
-def _logits(engine: TorchEngine, prompt: Any, tree: Any) -> list[Any]:
+def _logits(engine: Engine, prompt: Any, tree: Any) -> list[Any]:
     sequence = engine.open(prompt, reuse=False)
     try:
         (logits,) = engine.verify([VerifyItem(sequence, tree)])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.checkpoint.architectures import UNQUANTIZED, check_architecture
+from pipeline.checkpoint.architectures import LEAN_ARCHITECTURES, UNQUANTIZED, check_architecture
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import load_weights, write_tokenizer
 from pipeline.checkpoint.disk import gigabytes, require_space
@@ -152,7 +152,10 @@ def _check_tensor_parallel(architecture: str) -> None:
 def _pass(resolved: ResolvedConfig) -> str:
     """The code of a pass under these settings. transformers computes a model with an unusual config.json in any
     case."""
-    return "transformers" if lean_kind(resolved) is None else "lean"
+    if lean_kind(resolved) is not None:
+        return "lean"
+    of_gpu = resolved.device == "cuda" and resolved.model.architecture in LEAN_ARCHITECTURES
+    return "gpu" if of_gpu and resolved.model.parallelism.tensor == 1 else "transformers"
 
 
 def _is_int8(resolved: ResolvedConfig) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
 from pipeline.checkpoint.model_config import kv_heads
@@ -25,6 +26,8 @@ _engine_numbers = itertools.count()
 # millisecond, half a megabyte) for each number of rows and each shape of weights.
 _ROW_STEPS = ((40, 1), (64, 4), (256, 16))
 _LARGE_STEP = 64
+# Without cuDNN's, which takes 60 ms to plan each new shape, and every pass has another one.
+_ATTENTION_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class TorchEngine(SlotEngine):
@@ -58,12 +61,13 @@ class TorchEngine(SlotEngine):
     @torch.inference_mode()
     def _compute(self, segments: Sequence[Segment], wanted: IntArray) -> TorchLogits:
         self._attention.segments = [self._masked(segment) for segment in segments]
-        output: Any = self._model(
-            input_ids=self._rows(np.concatenate([segment.token_ids for segment in segments]))[None],
-            position_ids=self._rows(np.concatenate([segment.positions for segment in segments]))[None],
-            use_cache=False,
-            logits_to_keep=self._rows(wanted),
-        )
+        with sdpa_kernel(_ATTENTION_KERNELS):
+            output: Any = self._model(
+                input_ids=self._rows(np.concatenate([segment.token_ids for segment in segments]))[None],
+                position_ids=self._rows(np.concatenate([segment.positions for segment in segments]))[None],
+                use_cache=False,
+                logits_to_keep=self._rows(wanted),
+            )
         return TorchLogits(output.logits[0, : len(wanted)])
 
     def _masked(self, segment: Segment) -> MaskedSegment:

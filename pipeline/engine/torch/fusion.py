@@ -69,7 +69,7 @@ def fuse_layers(model: nn.Module) -> None:
     for module in list(model.modules()):
         for names in _FUSED_GROUPS:
             linears = [getattr(module, name, None) for name in names]
-            together = _concatenated(linears)
+            together = concatenated(linears)
             if together is not None:
                 fused = FusedLinear(together, [linear.out_features for linear in linears])  # type: ignore[union-attr]
                 module.add_module("fused_" + "_".join(names), fused)
@@ -78,7 +78,7 @@ def fuse_layers(model: nn.Module) -> None:
     replace_layers(model, _rms_norm)
 
 
-def _concatenated(linears: list[Any]) -> nn.Module | None:
+def concatenated(linears: list[Any]) -> nn.Module | None:
     """One layer with the outputs of all; None unless all are layers of the same kind and input width."""
     kinds = {type(linear) for linear in linears}
     if kinds not in ({nn.Linear}, {QuantizedLinear}):

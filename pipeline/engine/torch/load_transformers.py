@@ -8,14 +8,16 @@ from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from pipeline.engine.artifact import Artifact
+from pipeline.engine.contract import EngineLimits
 from pipeline.engine.torch.engine import TorchEngine
 from pipeline.engine.torch.linear_layers import can_quantize
 from pipeline.engine.torch.load import limits_of
 from pipeline.engine.torch.quantized_files import load_quantized
+from pipeline.engine.torch.slots import SlotEngine
 from pipeline.errors import BuildError
 
 
-def load_transformers(artifact: Artifact, rank: int, num_threads: int) -> TorchEngine:
+def load_transformers(artifact: Artifact, rank: int, num_threads: int) -> SlotEngine:
     """Load the engine of one process; see `load_rank`. Raises BuildError if the kernels for int8 are missing."""
     resolved = artifact.resolved
     device = f"cuda:{rank}" if resolved.device == "cuda" else "cpu"
@@ -36,7 +38,20 @@ def load_transformers(artifact: Artifact, rank: int, num_threads: int) -> TorchE
         model = AutoModelForCausalLM.from_pretrained(artifact.engine_dir, dtype=dtype, local_files_only=True)
         model = model.to(device)
     limits = limits_of(artifact, model.config.get_text_config().vocab_size)
-    return TorchEngine(model, limits, num_shards=head_shards(model.config, num_shards) if num_shards > 1 else None)
+    if num_shards > 1:
+        return TorchEngine(model, limits, num_shards=head_shards(model.config, num_shards))
+    return engine_over(model, limits)
+
+
+def engine_over(model: PreTrainedModel, limits: EngineLimits, num_slots: int | None = None) -> SlotEngine:
+    """The fastest engine for a loaded model, which it owns. num_slots: see `TorchEngine`."""
+    if model.device.type == "cuda":
+        from pipeline.engine.torch.gpu.engine import GpuEngine, gpu_plan  # imports Triton
+
+        plan = gpu_plan(model)
+        if plan is not None:
+            return GpuEngine(model, plan, limits, num_slots)
+    return TorchEngine(model, limits, num_slots)
 
 
 def head_shards(config: PretrainedConfig, num_shards: int) -> int:

@@ -31,7 +31,7 @@ _INPUTS_PER_STEP: dict[Kind, int] = {"float32": 1, "bfloat16": 2, "int8": 4}
 def save_lean(model: PreTrainedModel, kind: Kind, folder: Path) -> bool:
     """Write a model for the lean pass. Returns False, without writing, if the lean pass does not support the model."""
     config = model.config
-    inverse_frequencies, rotary_scale = _rotary(config)
+    inverse_frequencies, rotary_scale = rotary(config)
     plan = plan_of(config, kind, rotary_scale)
     if plan is None:
         return False
@@ -58,7 +58,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedMo
     return model.eval()
 
 
-def _rotary(config: Any) -> tuple[Array, float]:
+def rotary(config: Any) -> tuple[Array, float]:
     """[head_dim / 2] inverse frequencies and the factor of sines and cosines, as transformers computes them."""
     kind = config.rope_parameters["rope_type"]
     if kind == "default":

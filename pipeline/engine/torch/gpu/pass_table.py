@@ -1,0 +1,76 @@
+"""What the kernels know about the rows of a pass, as tables of int32.
+
+A row sees the cached tokens of its sequence, and those rows of its segment that are above it in the tree: row j is an
+ancestor of row i, or i itself, if `FIRST[j] <= FIRST[i] < END[j]`. The two are the interval of a row's descendants in
+depth-first order.
+
+Attention computes tiles: up to a fixed number of rows of one segment, with the same keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.decoding.tree import IntArray
+from pipeline.engine.torch.slots import Segment
+
+Ints = npt.NDArray[np.int32]
+
+# Columns of `rows`. PLACE: where the row's keys are stored in its slot. SEEN: number of places that the row's tile
+# sees.
+FIELDS = ("TOKEN", "SLOT", "POSITION", "PLACE", "FIRST", "END", "SEEN")
+TOKEN, SLOT, POSITION, PLACE, FIRST, END, SEEN = range(len(FIELDS))
+# Columns of `tiles`. TILE_BEGIN, TILE_ROWS: first row and number of rows; 0 rows: nothing to compute. TILE_SEGMENT:
+# first row of the segment. TILE_CACHED: number of its cached tokens.
+TILE_FIELDS = ("BEGIN", "ROWS", "SEGMENT", "CACHED")
+TILE_BEGIN, TILE_ROWS, TILE_SEGMENT, TILE_CACHED = range(len(TILE_FIELDS))
+
+
+@dataclass(frozen=True, slots=True)
+class PassTable:
+    """rows: [rows, len(FIELDS)]. wanted: rows whose logits are computed. tiles: [tiles, len(TILE_FIELDS)]."""
+
+    rows: Ints
+    wanted: Ints
+    tiles: Ints
+
+
+def table_of(segments: Sequence[Segment], wanted: IntArray, rows_per_tile: int) -> PassTable:
+    """The table of a pass over segments, without padding."""
+    rows, tiles = [], []
+    for each in segments:
+        own = np.empty((each.length, len(FIELDS)), np.int32)
+        own[:, TOKEN] = each.token_ids
+        own[:, SLOT] = each.slot.index
+        own[:, POSITION] = each.positions
+        own[:, PLACE] = np.arange(each.cached, each.cached + each.length)
+        own[:, FIRST], own[:, END] = _intervals(each)
+        for begin in range(0, each.length, rows_per_tile):
+            size = min(rows_per_tile, each.length - begin)
+            tiles.append((each.start + begin, size, each.start, each.cached))
+            own[begin : begin + size, SEEN] = each.cached + begin + size  # rows come after those they see
+        rows.append(own)
+    return PassTable(np.concatenate(rows), wanted.astype(np.int32), np.asarray(tiles, np.int32))
+
+
+def _intervals(segment: Segment) -> tuple[Ints, Ints]:
+    """([length], [length]) FIRST and END of the rows of a segment. All nodes are below the pending tokens."""
+    num_pending, parents = segment.num_pending, segment.tree.parents.tolist()
+    sizes = [1] * len(parents)
+    for node in range(len(parents) - 1, -1, -1):
+        if parents[node] >= 0:
+            sizes[parents[node]] += sizes[node]
+    firsts: list[int] = []
+    free = [num_pending]  # the next number below the root, then below each node
+    for node, parent in enumerate(parents):
+        firsts.append(free[parent + 1])
+        free[parent + 1] += sizes[node]
+        free.append(firsts[node] + 1)
+    of_pending = np.arange(num_pending)
+    first = np.concatenate([of_pending, np.asarray(firsts, np.int64)])
+    ends = np.concatenate([np.full(num_pending, segment.length), np.asarray(firsts, np.int64) + sizes])
+    return first.astype(np.int32), ends.astype(np.int32)

@@ -1,0 +1,92 @@
+"""The GPU's engine equals transformers, path by path, in recorded sizes and beyond."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from pipeline.engine.contract import EngineLimits
+from pipeline.engine.torch.engine import TorchEngine
+from pipeline.engine.torch.largest import TorchLogits
+from pipeline.engine.torch.load_transformers import engine_over
+from tests.unit.engine.torch.devices import DEVICE
+from tests.unit.engine.torch.plain_passes import worst_difference
+
+pytest.importorskip("triton")
+
+from pipeline.engine.torch.gpu import engine as gpu_engine
+from pipeline.engine.torch.gpu.engine import GpuEngine, gpu_plan
+from pipeline.engine.torch.gpu.logits import GpuLogits, summary_of
+
+# Rows of no sequence hold what their memory held before.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+LIMITS = EngineLimits(max_batch_size=1, max_seq_len=100, max_num_tokens=96, max_draft_tokens=16, vocab_size=40)
+COMMON: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 200,
+    "initializer_range": 0.4,
+}
+CONFIGS = {
+    "grouped heads": LlamaConfig(**COMMON, rope_theta=500.0),
+    "norms per head, tied": Qwen3Config(**COMMON, head_dim=16, tie_word_embeddings=True),
+    "biases": Qwen2Config(**COMMON),
+    "window": MistralConfig(**COMMON, sliding_window=7),
+}
+
+
+def model_of(config: PretrainedConfig) -> PreTrainedModel:
+    torch.manual_seed(3)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:
+            parameter.data.uniform_(-1, 1)
+    return model
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_passes_equal_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pass is larger than all that are recorded, the next is a prompt's, the others are trees'."""
+    monkeypatch.setattr(gpu_engine, "_TREE_ROWS", (4, 13))
+    monkeypatch.setattr(gpu_engine, "_PROMPT_ROWS", (20,))
+    reference = model_of(CONFIGS[name])
+    model = copy.deepcopy(reference).to(DEVICE)
+    plan = gpu_plan(model)
+    assert plan is not None
+
+    engine = GpuEngine(model, plan, LIMITS)
+
+    assert worst_difference(engine, reference, num_tokens=30, num_first=21) <= 2e-5
+
+
+def test_a_model_of_another_family_and_one_on_a_cpu_have_transformers_pass() -> None:
+    assert gpu_plan(model_of(LlamaConfig(**COMMON, hidden_act="gelu"))) is None
+    assert isinstance(engine_over(model_of(CONFIGS["biases"]), LIMITS), TorchEngine)
+
+
+def test_the_largest_entries_are_those_of_the_plain_search() -> None:
+    logits = torch.randn(5, 1280, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    logits[2, [7, 90]] = 9.0
+    expected, found = TorchLogits(logits), GpuLogits(logits, summary_of(logits))
+    assert found.choices.tolist() == expected.choices.tolist()
+    for k in (1, 8, 16, 20):
+        ids, shares = found.top_k(slice(1, 5), k)
+        expected_ids, expected_shares = expected.top_k(slice(1, 5), k)
+        np.testing.assert_array_equal(np.sort(ids), np.sort(expected_ids))
+        np.testing.assert_allclose(shares, expected_shares, atol=1e-6)
+    np.testing.assert_array_equal(found.rows(slice(1, 3)), expected.rows(slice(1, 3)))
