@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, TypeVar
+from typing import ClassVar, NoReturn, TypeVar
 
 from pipeline.config.threads import WAIT_POLICY
 from pipeline.errors import UserError, error_number
@@ -49,6 +49,7 @@ class _Arrival:
     those in finalizers, and extension modules drop some as well, such as those of numpy and pydantic."""
 
     is_over = False  # whether the command has ended
+    dropped: ClassVar[list[int]] = []  # numbers of the signals that are sent again
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -56,6 +57,7 @@ class _Arrival:
 
     def __del__(self) -> None:
         if not (self.is_handled or self.is_over):
+            self.dropped.append(self.number)
             _thread.start_new_thread(self._send, (self.number,))
 
     @classmethod
@@ -78,6 +80,7 @@ def continue_after(error: BaseException) -> None:
     """Let the command continue although a signal has raised this exception."""
     if arrival := error.__dict__.get("arrival"):
         arrival.is_handled = True
+        _Arrival.dropped.clear()
 
 
 @contextmanager
@@ -101,6 +104,7 @@ def leave_on_signals() -> Iterator[None]:
         raise _noticed(SystemExit(128 + number), signal.SIGTERM)
 
     _Arrival.is_over = False
+    _Arrival.dropped.clear()
     sys.unraisablehook = _report_unless_signal
     for known, handler in ((signal.SIGINT, interrupt), (signal.SIGTERM, terminate), (signal.SIGHUP, hang_up)):
         if signal.getsignal(known) is not signal.SIG_IGN:
@@ -116,13 +120,13 @@ def _report_unless_signal(dropped: sys.UnraisableHookArgs) -> None:
         _report_dropped(dropped)
 
 
-def _code_after_signal(error: BaseException | None) -> int | None:
-    """Exit code if a signal has caused an error, else None. Python and libraries replace some exceptions."""
-    while error is not None:
-        if "arrival" in error.__dict__:
-            return int(error.code or 0) if isinstance(error, SystemExit) else 130
+def _cause_of(error: BaseException | None) -> int | None:
+    """The signal that has caused an error, None if there is none. Python and libraries replace some exceptions."""
+    if _Arrival.dropped:
+        return _Arrival.dropped[0]
+    while error is not None and "arrival" not in error.__dict__:
         error = error.__cause__ or error.__context__
-    return None
+    return None if error is None else int(error.__dict__["arrival"].number)
 
 
 def refusal(error: Exception) -> str | None:
@@ -152,8 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if (code := _code_after_signal(error)) is not None:
-            sys.exit(code)
+        if (number := _cause_of(error)) is not None:
+            sys.exit(128 + number)
         if (sentence := refusal(error)) is None:
             raise
         print(f"error: {sentence}", file=sys.stderr)

@@ -14,6 +14,7 @@ from pipeline.decoding.planning.cost import CostPoint
 from pipeline.engine.machine_load import MachineLoad
 from pipeline.errors import UserError
 from pipeline.files import is_stream, partial_path, write_whole
+from pipeline.json_lines import reading
 
 OVERALL = "overall"
 
@@ -158,12 +159,12 @@ def require_writable(path: Path, *inputs: Path | None) -> None:
 
 def load_results(path: Path) -> BenchResults:
     """Read bench results. Raises UserError if the file is missing or invalid."""
+    if not path.exists():
+        raise UserError(f"There is no file {path}; `lookahead bench --json {path}` writes one.")
+    with reading(path):
+        text = path.read_text(encoding="utf-8")
     try:
-        return BenchResults.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"There is no file {path}; `lookahead bench --json {path}` writes one.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}.") from error
+        return BenchResults.model_validate_json(text)
     except (ValidationError, json.JSONDecodeError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
         where = ".".join(map(str, first["loc"])) or "the document"

@@ -80,23 +80,32 @@ def test_a_signal_after_which_the_command_continues_is_not_sent_again(number: in
 
 REPLACES = """
 import signal
+import numpy
 from pipeline import cli
 from pipeline.cli import app
 
-def command(**options):
+class Odd:
+    def __getattr__(self, name):
+        signal.raise_signal({number})
+
+def by_python(**options):
     try:
         signal.raise_signal({number})
     finally:
         raise RuntimeError("a lock was not released")
 
-app.build_app = lambda: command
+def by_a_library(**options):
+    numpy.dtype(Odd())
+
+app.build_app = lambda: {how}
 cli.main()
 """
 
 
 @pytest.mark.parametrize(("number", "returncode"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_an_error_that_replaces_that_of_a_signal_is_no_bug(number: int, returncode: int) -> None:
-    code = REPLACES.format(number=int(number))
+@pytest.mark.parametrize("how", ["by_python", "by_a_library"])
+def test_an_error_that_replaces_that_of_a_signal_is_no_bug(how: str, number: int, returncode: int) -> None:
+    code = REPLACES.format(how=how, number=int(number))
     done = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (returncode, b"")
 
