@@ -140,6 +140,8 @@ def require_writable(path: Path, *inputs: Path | None) -> None:
     """Raise UserError if an output file cannot be written, or is one of the inputs. Creates a file to find out, because
     permissions do not show a read-only file system."""
     require_other(path, *inputs)
+    if str(path) == "-":
+        raise UserError("- would be a file of that name. For standard output write /dev/stdout.")
     if path.is_dir():
         raise UserError(f"{path} cannot be written: it is a folder.")
     if is_stream(path):

@@ -63,6 +63,8 @@ def test_that_a_file_can_be_written_is_tried(tmp_path: Path) -> None:
         require_writable(Path("/proc/out.json"))
     with pytest.raises(UserError, match="it is a folder"):
         require_writable(tmp_path)
+    with pytest.raises(UserError, match="/dev/stdout"):
+        require_writable(Path("-"))
 
 
 def test_bench_and_report_do_not_write_over_their_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
