@@ -32,8 +32,9 @@ class RawSettings:
 
 
 def names_in(folders: Iterable[Path]) -> list[str]:
-    """Names of the configs in the folders, without bases, which are in a subfolder."""
-    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    """Names of the configs in the folders, without bases, which are in a subfolder, and without hidden files, such as
+    those of editors."""
+    return sorted({path.stem for folder in folders for path in folder.glob("[!.]*.yaml") if path.is_file()})
 
 
 def built_models(places: Places) -> dict[str, Path]:
@@ -91,10 +92,12 @@ def read_settings(path: Path) -> RawSettings:
     if base_name is not None:
         where = origins.pop(("base",))
         base_path = path.parent / str(base_name)
-        shipped = [SHIPPED / "configs" / kind / str(base_name) for kind in ("models", "profiles")]
-        base_path = next((found for found in (base_path, *shipped) if found.is_file()), base_path)
+        folders = [path.parent, *(SHIPPED / "configs" / kind for kind in ("models", "profiles"))]
+        base_path = next((found for folder in folders if (found := folder / str(base_name)).is_file()), base_path)
         if not base_path.is_file():
-            faults.append(Fault(("base",), f"found {base_name!r}; there is no file {shown(base_path)}.", where=where))
+            meant = did_you_mean(str(base_name), [f"{name}.yaml" for name in names_in(folders) if name != path.stem])
+            text = f"found {base_name!r}; there is no file {shown(base_path)}.{meant}"
+            faults.append(Fault(("base",), text, where=where))
         else:
             base = _read_yaml(base_path)
             faults += base.faults

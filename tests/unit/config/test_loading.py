@@ -56,6 +56,7 @@ def test_a_checkpoint_of_another_source_replaces_that_of_the_base(tmp_path: Path
         ("- 1\n- 2\n", "should contain keys and values; found a list"),
         ("dtype: float32\ndtype: float16\n", "dtype: is written twice"),
         ("base: nowhere.yaml\n", "there is no file"),
+        ("base: latency\n", "Did you mean 'latency.yaml'?"),
         ("name: other\n", "should be 'own', the name of the file"),
         ("", "architecture: is missing"),
         ("~\n", "architecture: is missing"),
