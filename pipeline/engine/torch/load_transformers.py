@@ -18,29 +18,23 @@ from pipeline.errors import BuildError
 
 
 def load_transformers(artifact: Artifact, rank: int, num_threads: int) -> SlotEngine:
-    """Load the engine of one process; see `load_rank`. Raises BuildError if the kernels for int8 are missing."""
+    """Load the engine of one process; see `load_rank`. Raises BuildError if the kernels for int8 are missing, or the
+    model does not fit into the memory of its GPU."""
     resolved = artifact.resolved
-    device = f"cuda:{rank}" if resolved.device == "cuda" else "cpu"
     torch.set_num_threads(min(torch.get_num_threads(), num_threads))
     transformers_logging.disable_progress_bar()  # commands show their own progress
-    sizes, dtype = resolved.profile.engine, getattr(torch, resolved.dtype)
-    num_shards = resolved.model.parallelism.tensor
-    if sizes.quantization == "int8":
-        if not can_quantize():
-            raise BuildError(
-                "engine.quantization = 'int8' of this model needs torch's FBGEMM kernels, which this CPU or this build "
-                "of torch does not have. Use --set engine.quantization=none."
-            )
-        model = load_quantized(artifact.engine_dir, dtype)
-    elif num_shards > 1:
-        model = _load_shard(artifact, dtype, num_shards)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(artifact.engine_dir, dtype=dtype, local_files_only=True)
-        model = model.to(device)
-    limits = limits_of(artifact, model.config.get_text_config().vocab_size)
-    if num_shards > 1:
-        return TorchEngine(model, limits, num_shards=head_shards(model.config, num_shards))
-    return engine_over(model, limits)
+    try:
+        model = _load_model(artifact, rank)
+        limits = limits_of(artifact, model.config.get_text_config().vocab_size)
+        num_shards = resolved.model.parallelism.tensor
+        if num_shards > 1:
+            return TorchEngine(model, limits, num_shards=head_shards(model.config, num_shards))
+        return engine_over(model, limits)
+    except torch.OutOfMemoryError as error:
+        raise BuildError(
+            f"The model {resolved.model.name} in {resolved.dtype} with its KV cache does not fit into the memory of "
+            "the GPU. Lower engine.max_batch_size or engine.max_seq_len, or use a smaller model."
+        ) from error
 
 
 def engine_over(model: PreTrainedModel, limits: EngineLimits, num_slots: int | None = None) -> SlotEngine:
@@ -52,6 +46,27 @@ def engine_over(model: PreTrainedModel, limits: EngineLimits, num_slots: int | N
         if plan is not None:
             return GpuEngine(model, plan, limits, num_slots)
     return TorchEngine(model, limits, num_slots)
+
+
+def _load_model(artifact: Artifact, rank: int) -> PreTrainedModel:
+    resolved = artifact.resolved
+    sizes, dtype = resolved.profile.engine, getattr(torch, resolved.dtype)
+    if sizes.quantization == "int8":
+        if not can_quantize():
+            raise BuildError(
+                "engine.quantization = 'int8' of this model needs torch's FBGEMM kernels, which this CPU or this build "
+                "of torch does not have. Use --set engine.quantization=none."
+            )
+        return load_quantized(artifact.engine_dir, dtype)
+    if resolved.model.parallelism.tensor > 1:
+        return _load_shard(artifact, dtype, resolved.model.parallelism.tensor)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        artifact.engine_dir, dtype=dtype, local_files_only=True
+    )
+    if resolved.device != "cuda":
+        return model
+    torch.cuda.set_device(rank)  # Triton launches kernels on the current device
+    return model.to(f"cuda:{rank}")
 
 
 def head_shards(config: PretrainedConfig, num_shards: int) -> int:

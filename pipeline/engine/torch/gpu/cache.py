@@ -33,8 +33,8 @@ class GpuCache(SlotCache):
         ends = list(accumulate(len(nodes) for _, _, nodes in self._moves))
         starts = [slot_and_start for slot, start, _ in self._moves for slot_and_start in (slot, start)]
         nodes = [node for _, _, path in self._moves for node in path]
-        num_paths, device = len(self._moves), self.keys.device
-        table = torch.tensor([*starts, *ends, *nodes], dtype=torch.int32).to(device, non_blocking=True)
+        num_paths = len(self._moves)
+        table = torch.tensor([*starts, *ends, *nodes], dtype=torch.int32).to(self.keys.device)
         self._moves.clear()
         num_layers, _, num_heads, _, dim = self.keys.shape
         _move[(num_paths, num_layers, num_heads)](

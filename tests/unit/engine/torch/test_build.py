@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 
 from pipeline.bench.contenders.baselines import load_baselines
@@ -134,3 +135,22 @@ def test_a_cpu_without_the_kernels_is_refused_with_a_remedy(where: Places, monke
     monkeypatch.setattr("pipeline.engine.torch.load_transformers.can_quantize", lambda: False)
     with pytest.raises(BuildError, match=r"FBGEMM.*engine\.quantization=none"):
         load_engine(artifact)
+
+
+def test_a_model_larger_than_the_gpu_is_refused(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = planned_engine(tiny("model.dtype=float16"), where).artifact
+
+    def allocate(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("pipeline.engine.torch.load_transformers.engine_over", allocate)
+    with pytest.raises(BuildError, match=r"in float16 with its KV cache does not fit .* Lower engine\.max_batch_size"):
+        load_engine(artifact)
+
+
+def test_the_plan_says_which_code_computes_a_pass_on_a_gpu(where: Places) -> None:
+    gpu = Hardware(gpu="H100", compute_capability=90, has_tensorrt_llm=False)
+    assert engine_plan(tiny(hardware=gpu), where)["pass"] == "gpu"
+    assert engine_plan(tiny("model.architecture=GPT2LMHeadModel", hardware=gpu), where)["pass"] == "transformers"
+    sharded = tiny("model.parallelism.tensor=2", hardware=gpu)
+    assert engine_plan(sharded, where)["pass"] == "transformers"
