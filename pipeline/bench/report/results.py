@@ -141,7 +141,7 @@ def require_writable(path: Path, *inputs: Path | None) -> None:
     permissions do not show a read-only file system."""
     require_other(path, *inputs)
     if str(path) == "-":
-        raise UserError("- would be a file of that name. For standard output write /dev/stdout.")
+        raise UserError("The output would be a file named -. Name another file.")
     if path.is_dir():
         raise UserError(f"{path} cannot be written: it is a folder.")
     if is_stream(path):
