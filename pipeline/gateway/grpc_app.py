@@ -1,6 +1,8 @@
 """gRPC interface of the gateway: the health, metadata and inference methods of Triton's service, and no others.
 
-All methods are streams for gRPC, so that a message is read only after the key of its call was checked.
+All methods are streams for gRPC, so that a message is read only after the key of its call was checked, and a request
+counts as running until its client has read the response: gRPC itself keeps any number of responses for clients that do
+not read.
 """
 
 from __future__ import annotations
@@ -66,15 +68,13 @@ class GrpcGateway:
         unary: dict[str, Callable[[Any, Any], Awaitable[Any]]] = {
             **{name: self._call(name, needs_key=False) for name in ("ServerLive", "ServerReady", "ModelReady")},
             **{name: self._call(name) for name in ("ServerMetadata", "ModelMetadata")},
-            "ModelInfer": self._infer,
         }
         methods = {
             name: grpc.stream_unary_rpc_method_handler(act, getattr(pb, f"{name}Request").FromString, _serialized)
             for name, act in unary.items()
         }
-        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._stream, pb.ModelInferRequest.FromString, _serialized
-        )
+        for name, stream in (("ModelInfer", self._infer), ("ModelStreamInfer", self._stream)):
+            methods[name] = grpc.stream_stream_rpc_method_handler(stream, pb.ModelInferRequest.FromString, _serialized)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def _call(self, name: str, needs_key: bool = True) -> Callable[[Any, Any], Awaitable[Any]]:
@@ -98,35 +98,37 @@ class GrpcGateway:
 
         return act
 
-    async def _infer(self, requests: AsyncIterator[Any], context: Any) -> Any:
-        async with _refused(context):
-            tenant = self._tenant(context)
-            with self._tenants.open_call(tenant):
-                request = await message_of(requests, self._spec.config.body_timeout_s)
+    async def _infer(self, requests: AsyncIterator[Any], context: Any) -> None:
+        async with self._opened(context) as tenant:
+            request = await message_of(requests, self._spec.config.body_timeout_s)
             deployment = self._deployments.current
-            with self._admitted(request, tenant, deployment):
+            with self._admitted(request, tenant, deployment) as held:
                 timeout_s, triton = self._timeout_s(context), await deployment.triton()
                 answer = await triton.stub.ModelInfer(request, metadata=triton.metadata, timeout=timeout_s)
                 answer.id = answer.id.removeprefix(tenant.prefix)
-                return answer
+                # The call of a client that does not read it stays open, because gRPC cannot cancel a write.
+                timer = asyncio.get_running_loop().call_later(timeout_s, held.close)
+                try:
+                    await context.write(answer)
+                finally:
+                    timer.cancel()
 
     async def _stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """Forward requests and responses as they arrive. Responses to different requests come in any order."""
         stream = Stream()
-        async with _refused(context):
-            tenant = self._tenant(context)
-            with self._tenants.open_call(tenant):
-                reading = stream.run(self._read(requests, stream, tenant))
-                stream.run(stream.expire())
-                try:
-                    while (item := await stream.answers.get()) is not None:
-                        if isinstance(item, Refusal):
-                            raise item
-                        yield item
-                finally:
-                    reading.cancel()
-                    # A client's disconnection must not cancel the clean-up.
-                    await asyncio.shield(asyncio.ensure_future(stream.end()))
+        async with self._opened(context) as tenant:
+            reading = stream.run(self._read(requests, stream, tenant))
+            stream.run(stream.expire())
+            try:
+                while (item := await stream.answers.get()) is not None:
+                    if isinstance(item, Refusal):
+                        raise item
+                    yield item
+                    stream.answers.task_done()
+            finally:
+                reading.cancel()
+                # A client's disconnection must not cancel the clean-up.
+                await asyncio.shield(asyncio.ensure_future(stream.end()))
 
     async def _read(self, requests: AsyncIterator[Any], stream: Stream, tenant: Tenant) -> None:
         """Serve each request of a client in a task of its own, and end the stream after the last one."""
@@ -158,10 +160,20 @@ class GrpcGateway:
                             answer.error_message = refusal_of(400, answer.error_message, secrets.token_hex(16)).sentence
                         answer.infer_response.id = own_id
                         await stream.put(answer)
+                await stream.answers.join()
         except grpc.aio.AioRpcError as error:
             stream.close(_refusal_of_rpc(error))
         except TimeoutError:
             stream.close(Refusal(504, f"a request took longer than {longest_s:g} s"))
+
+    @asynccontextmanager
+    async def _opened(self, context: Any) -> AsyncIterator[Tenant]:
+        """Authenticate a call, and count it as open until its client has received its end."""
+        async with _refused(context):
+            tenant = self._tenant(context)
+            with self._tenants.open_call(tenant):
+                async with _refused(context):
+                    yield tenant
 
     @contextmanager
     def _keyless(self) -> Iterator[None]:

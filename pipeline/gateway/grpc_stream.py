@@ -51,6 +51,7 @@ class Stream:
         self.is_closed = True
         while not self.answers.empty():
             self.answers.get_nowait()
+            self.answers.task_done()
         self.answers.put_nowait(refusal)
 
     async def expire(self) -> None:

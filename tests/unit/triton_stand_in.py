@@ -51,6 +51,10 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
     async def ServerReady(self, request: Any, context: Any) -> Any:
         return service_pb2.ServerReadyResponse(ready=True)
 
+    async def ModelInfer(self, request: Any, context: Any) -> Any:
+        self.num_sent += 1
+        return self.answers[0].infer_response
+
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         received = [request async for request in requests]
         if any(tensor.name == "stop" for tensor in received[0].inputs):

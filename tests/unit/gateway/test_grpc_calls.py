@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
@@ -16,27 +17,37 @@ from pipeline.config.schema import ApiKey
 from pipeline.gateway import grpc_app, grpc_stream
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.grpc_app import SERVICE, GrpcGateway
+from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import Tenants
 from tests.patience import PATIENCE_S
 from tests.unit.gateway.gateways import api_key, deployment_at, grpc_server, spec_of, until
-from tests.unit.triton_stand_in import serving
+from tests.unit.triton_stand_in import Triton, response, serving
 
 ALICE = (("x-api-key", "alice"),)
+OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
+
+
+@asynccontextmanager
+async def gateway_to(spec: GatewaySpec, *answers: Any) -> AsyncIterator[tuple[grpc.aio.Channel, Tenants, Triton]]:
+    """A client's channel to a gateway in front of a stand-in for Triton, which sends the answers."""
+    async with serving(*answers) as (triton, url):
+        tenants, deployments = (
+            Tenants(spec.api_keys, spec.config),
+            Deployments(deployment_at(int(url.rpartition(":")[2]))),
+        )
+        served = GrpcGateway(spec, tenants, deployments)
+        async with (
+            grpc_server(lambda server: server.add_generic_rpc_handlers((served.handlers(),))) as port,
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as channel,
+        ):
+            yield channel, tenants, triton
+        await deployments.close()
 
 
 @asynccontextmanager
 async def channel_to(keys: Sequence[ApiKey] = (), **config: Any) -> AsyncIterator[grpc.aio.Channel]:
-    """A client's channel to a gateway in front of a stand-in for Triton."""
-    async with serving() as (_, url):
-        spec = spec_of(*keys, **config)
-        deployments = Deployments(deployment_at(int(url.rpartition(":")[2])))
-        served = GrpcGateway(spec, Tenants(spec.api_keys, spec.config), deployments)
-        async with (
-            grpc_server(lambda server: server.add_generic_rpc_handlers((served.handlers(),))) as port,
-            grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel,
-        ):
-            yield channel
-        await deployments.close()
+    async with gateway_to(spec_of(*keys, **config)) as (channel, _, _):
+        yield channel
 
 
 def opened(channel: grpc.aio.Channel, method: str, **options: Any) -> Any:
@@ -121,26 +132,57 @@ def test_a_stream_without_a_request_is_ended_and_one_with_requests_is_not(monkey
     monkeypatch.setattr(grpc_stream, "_IDLE_S", 0.5)
 
     async def work() -> None:
-        async with serving(None) as (triton, url):
-            deployments = Deployments(deployment_at(int(url.rpartition(":")[2])))
-            served = GrpcGateway(spec_of(), Tenants((), spec_of().config), deployments)
-            async with (
-                grpc_server(lambda server: server.add_generic_rpc_handlers((served.handlers(),))) as port,
-                grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel,
-            ):
-                open_stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer
-                used = open_stream([pb.ModelInferRequest(model_name="lookahead_bls", id="a")])
-                await until(lambda: triton.num_requests == 1)
-                for _ in range(3):
-                    idle = open_stream()
-                    expected = (
-                        grpc.StatusCode.DEADLINE_EXCEEDED,
-                        "the stream had no request for 0.5 s; open another one",
-                    )
-                    assert await status_of(idle) == expected
-                triton.stop("a")
-                assert (await status_of(used))[0] is grpc.StatusCode.OK
-            await deployments.close()
+        async with gateway_to(spec_of(), None) as (channel, _, triton):
+            open_stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer
+            used = open_stream([pb.ModelInferRequest(model_name="lookahead_bls", id="a")])
+            await until(lambda: triton.num_requests == 1)
+            for _ in range(3):
+                ended = (grpc.StatusCode.DEADLINE_EXCEEDED, "the stream had no request for 0.5 s; open another one")
+                assert await status_of(open_stream()) == ended
+            triton.stop("a")
+            assert (await status_of(used))[0] is grpc.StatusCode.OK
+
+    asyncio.run(work())
+
+
+# More than gRPC itself buffers on the way.
+LONG = np.zeros((1, 10_000_000), np.int32)
+
+
+async def unread(channel: grpc.aio.Channel, method: str) -> Any:
+    """A call whose client sends a request and does not read the response."""
+    call = channel.stream_stream(f"/{SERVICE}/{method}", pb.ModelInferRequest.SerializeToString)()
+    await call.write(pb.ModelInferRequest(model_name="lookahead_bls"))
+    return call
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_a_request_counts_as_running_until_its_client_has_read_the_response(method: str) -> None:
+    async def work() -> None:
+        async with gateway_to(spec_of(), response(output_ids=LONG)) as (channel, tenants, triton):
+            call = await unread(channel, method)
+            await until(lambda: triton.num_sent == 1)
+            await asyncio.sleep(0.5)
+            assert (tenants.num_running, tenants.num_calls) == (1, 1)
+            assert len(await call.read()) > LONG.nbytes
+            await until(lambda: tenants.num_running == 0)
+            await call.done_writing()
+            assert (await status_of(call))[0] is grpc.StatusCode.OK
+            await until(lambda: tenants.num_calls == 0)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_a_request_whose_response_is_not_read_ends_at_its_time_limit_and_its_call_stays_open(method: str) -> None:
+    async def work() -> None:
+        async with gateway_to(spec_of(request_timeout_s=1), response(output_ids=LONG)) as (channel, tenants, _):
+            call = await unread(channel, method)
+            await until(lambda: tenants.num_running == 1)
+            await until(lambda: tenants.num_running == 0)
+            assert tenants.num_calls == 1
+            call.cancel()
+            await until(lambda: tenants.num_calls == 0)
 
     asyncio.run(work())
 
@@ -155,7 +197,7 @@ def test_calls_of_a_machine_that_vanished_end(monkeypatch: pytest.MonkeyPatch) -
         async with (
             grpc_server(lambda server: server.add_generic_rpc_handlers((served.handlers(),))) as port,
             relay_to(port) as (relay_port, vanish),
-            grpc.aio.insecure_channel(f"127.0.0.1:{relay_port}", options=[("grpc.enable_http_proxy", 0)]) as channel,
+            grpc.aio.insecure_channel(f"127.0.0.1:{relay_port}", options=OPTIONS) as channel,
         ):
             stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
             await until(lambda: tenants.num_calls == 1)
