@@ -11,25 +11,19 @@ import torch
 import triton
 import triton.language as tl
 
-from pipeline.engine.torch.gpu.pass_table import (
-    END,
-    FIELDS,
-    FIRST,
-    POSITION,
-    SEEN,
-    SLOT,
-    TILE_BEGIN,
-    TILE_CACHED,
-    TILE_FIELDS,
-    TILE_ROWS,
-    TILE_SEGMENT,
-)
+from pipeline.engine.torch.gpu import pass_table
 
+# Columns of the tables as constants of kernels.
+_FIELDS, _TILE_FIELDS = tl.constexpr(len(pass_table.FIELDS)), tl.constexpr(len(pass_table.TILE_FIELDS))
+_SLOT, _POSITION, _SEEN = (tl.constexpr(column) for column in (pass_table.SLOT, pass_table.POSITION, pass_table.SEEN))
+_FIRST, _END = tl.constexpr(pass_table.FIRST), tl.constexpr(pass_table.END)
+_TILE_BEGIN, _TILE_ROWS = tl.constexpr(pass_table.TILE_BEGIN), tl.constexpr(pass_table.TILE_ROWS)
+_TILE_SEGMENT, _TILE_CACHED = tl.constexpr(pass_table.TILE_SEGMENT), tl.constexpr(pass_table.TILE_CACHED)
 # Rows of the matrix products of a tile, each row of the pass taking one per query head of a key head.
 _TREE_TILE, _PROMPT_TILE = 16, 64
 _MOST_PARTS = 16
 # Least number of keys of a part.
-_PART = 128
+_PART = tl.constexpr(128)
 _LOG2_E = 1.4426950408889634
 
 
@@ -40,7 +34,7 @@ def rows_per_tile(group_size: int, is_prompt: bool) -> int:
 
 def num_parts(max_seq_len: int) -> int:
     """Number of parts into which the keys of a row are divided if few rows shall occupy a GPU: a power of two."""
-    num_parts: int = triton.next_power_of_2(triton.cdiv(max_seq_len, _PART))
+    num_parts: int = triton.next_power_of_2(triton.cdiv(max_seq_len, _PART.value))
     return min(_MOST_PARTS, num_parts)
 
 
@@ -84,41 +78,22 @@ def attend(
         DIM=dim,
         WINDOW=window,
         PARTS=parts,
-        PART=_PART,
         ROWS=max(16, triton.next_power_of_2(tile_rows * group)),
         KEYS=32 if qkv.dtype == torch.float32 else 64,
         LANES=lanes,
-        **_COLUMNS,
         # Consumer GPUs have less than half of the shared memory of an H100.
         num_stages=1 if qkv.dtype == torch.float32 else 2,
         num_warps=2 if tile_rows * group <= _TREE_TILE else 4,
     )
     if parts > 1:
-        _join[(len(rows), num_heads)](
-            partial, sums, sums.stride(0), rows, result, DIM=dim, PARTS=parts, PART=_PART, LANES=lanes, **_ROW_COLUMNS
-        )
+        _join[(len(rows), num_heads)](partial, sums, sums.stride(0), rows, result, DIM=dim, PARTS=parts, LANES=lanes)
     return result
 
 
-_ROW_COLUMNS = {"FIELDS": len(FIELDS), "SEEN": SEEN}
-_COLUMNS = {
-    **_ROW_COLUMNS,
-    "SLOT": SLOT,
-    "POSITION": POSITION,
-    "FIRST": FIRST,
-    "END": END,
-    "TILE_FIELDS": len(TILE_FIELDS),
-    "TILE_BEGIN": TILE_BEGIN,
-    "TILE_ROWS": TILE_ROWS,
-    "TILE_SEGMENT": TILE_SEGMENT,
-    "TILE_CACHED": TILE_CACHED,
-}
-
-
 @triton.jit
-def _keys_per_part(num_keys, PARTS: tl.constexpr, PART: tl.constexpr):
-    """A multiple of PART, so that short contexts have few parts."""
-    return tl.cdiv(tl.cdiv(num_keys, PARTS), PART) * PART
+def _keys_per_part(num_keys, PARTS: tl.constexpr):
+    """A multiple of _PART, so that short contexts have few parts."""
+    return tl.cdiv(tl.cdiv(num_keys, PARTS), _PART) * _PART
 
 
 @triton.jit
@@ -139,30 +114,18 @@ def _attend(
     DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     PARTS: tl.constexpr,
-    PART: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     LANES: tl.constexpr,
-    FIELDS: tl.constexpr,
-    SEEN: tl.constexpr,
-    SLOT: tl.constexpr,
-    POSITION: tl.constexpr,
-    FIRST: tl.constexpr,
-    END: tl.constexpr,
-    TILE_FIELDS: tl.constexpr,
-    TILE_BEGIN: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_SEGMENT: tl.constexpr,
-    TILE_CACHED: tl.constexpr,
 ):
-    tile = tiles + tl.program_id(0) * TILE_FIELDS
+    tile = tiles + tl.program_id(0) * _TILE_FIELDS
     head, part = tl.program_id(1), tl.program_id(2)
-    begin, num_rows = tl.load(tile + TILE_BEGIN), tl.load(tile + TILE_ROWS)
+    begin, num_rows = tl.load(tile + _TILE_BEGIN), tl.load(tile + _TILE_ROWS)
     if num_rows == 0:
         return
-    segment, cached = tl.load(tile + TILE_SEGMENT), tl.load(tile + TILE_CACHED)
-    num_keys = tl.load(rows + begin * FIELDS + SEEN)
-    part_size = _keys_per_part(num_keys, PARTS, PART)
+    segment, cached = tl.load(tile + _TILE_SEGMENT), tl.load(tile + _TILE_CACHED)
+    num_keys = tl.load(rows + begin * _FIELDS + _SEEN)
+    part_size = _keys_per_part(num_keys, PARTS)
     first_key = part * part_size
     if first_key >= num_keys:
         return
@@ -176,10 +139,10 @@ def _attend(
     in_query = is_row[:, None] & (lanes < DIM)[None, :]
     place_of_query = row * (num_heads + 2 * NUM_KV_HEADS) * DIM + query_head * DIM
     query = tl.load(qkv + place_of_query[:, None] + lanes[None, :], mask=in_query, other=0.0)
-    order = tl.load(rows + row * FIELDS + FIRST, mask=is_row, other=0)
-    position = tl.load(rows + row * FIELDS + POSITION, mask=is_row, other=0)
+    order = tl.load(rows + row * _FIELDS + _FIRST, mask=is_row, other=0)
+    position = tl.load(rows + row * _FIELDS + _POSITION, mask=is_row, other=0)
 
-    slot = tl.load(rows + begin * FIELDS + SLOT).to(tl.int64)
+    slot = tl.load(rows + begin * _FIELDS + _SLOT).to(tl.int64)
     slot_head = slot * slot_stride + head * head_stride
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -192,12 +155,12 @@ def _attend(
         key = tl.load(keys + offset, mask=in_key, other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         is_own = is_key & (place >= cached)
-        own_row = rows + (segment + place - cached) * FIELDS
-        first = tl.load(own_row + FIRST, mask=is_own, other=0)
-        end = tl.load(own_row + END, mask=is_own, other=0x7FFFFFFF)
+        own_row = rows + (segment + place - cached) * _FIELDS
+        first = tl.load(own_row + _FIRST, mask=is_own, other=0)
+        end = tl.load(own_row + _END, mask=is_own, other=0x7FFFFFFF)
         visible = is_key[None, :] & (first[None, :] <= order[:, None]) & (order[:, None] < end[None, :])
         if WINDOW:
-            key_position = tl.where(is_own, tl.load(own_row + POSITION, mask=is_own, other=0), place)
+            key_position = tl.where(is_own, tl.load(own_row + _POSITION, mask=is_own, other=0), place)
             visible = visible & (position[:, None] - key_position[None, :] < WINDOW)
         scores = tl.where(visible, scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 1))
@@ -229,16 +192,13 @@ def _join(
     result,
     DIM: tl.constexpr,
     PARTS: tl.constexpr,
-    PART: tl.constexpr,
     LANES: tl.constexpr,
-    FIELDS: tl.constexpr,
-    SEEN: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
-    num_keys = tl.load(rows + row * FIELDS + SEEN)
+    num_keys = tl.load(rows + row * _FIELDS + _SEEN)
     entry = (row * tl.num_programs(1) + head) * PARTS
     parts, lanes = tl.arange(0, PARTS), tl.arange(0, LANES)
-    is_part = parts * _keys_per_part(num_keys, PARTS, PART) < num_keys
+    is_part = parts * _keys_per_part(num_keys, PARTS) < num_keys
     best = tl.load(sums + entry + parts, mask=is_part, other=float("-inf"))
     share = tl.exp2(best - tl.max(best, 0))
     total = tl.sum(share * tl.load(sums + sums_stride + entry + parts, mask=is_part, other=0.0), 0)

@@ -43,8 +43,10 @@ class PassGraph:
             self._record(pool)
 
     def run(self, table: PassTable) -> tuple[torch.Tensor, ...]:
-        """Start the pass over a table. The one before must have been waited for."""
+        """Start the pass over a table."""
         staged = self._table
+        if self._graph is not None:
+            self._copied.synchronize()  # a pass without wanted rows has not been waited for
         for target, source in ((staged.rows, table.rows), (staged.wanted, table.wanted), (staged.tiles, table.tiles)):
             target[: len(source)] = source
             target[len(source) :] = 0
@@ -52,10 +54,12 @@ class PassGraph:
         self._given.copy_(self._staged, non_blocking=True)
         if self._graph is None:
             return self._run(*self._inputs)
+        self._copied.record()
         self._graph.replay()
         return self._results
 
     def _record(self, pool: Pool) -> None:
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

@@ -9,11 +9,13 @@ import torch
 import triton
 import triton.language as tl
 
-from pipeline.engine.torch.gpu.pass_table import FIELDS, PLACE, POSITION, SLOT
+from pipeline.engine.torch.gpu import pass_table
 
+# Columns of the table of rows as constants of kernels.
+_FIELDS, _SLOT = tl.constexpr(len(pass_table.FIELDS)), tl.constexpr(pass_table.SLOT)
+_POSITION, _PLACE = tl.constexpr(pass_table.POSITION), tl.constexpr(pass_table.PLACE)
 _HEADS_PER_PROGRAM = 8
 _COLUMNS_PER_PROGRAM = 1024
-_NO_WEIGHT = 0
 
 
 def add_and_norm(
@@ -106,10 +108,6 @@ def rotate_and_store(
         NUM_KV_HEADS=num_kv_heads,
         HALF=dim // 2,
         HAS_NORMS=head_norms is not None,
-        ROW_FIELDS=len(FIELDS),
-        SLOT=SLOT,
-        POSITION=POSITION,
-        PLACE=PLACE,
         HEADS=_HEADS_PER_PROGRAM,
         LANES=triton.next_power_of_2(dim // 2),
     )
@@ -132,17 +130,13 @@ def _rotate(
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HAS_NORMS: tl.constexpr,
-    ROW_FIELDS: tl.constexpr,
-    SLOT: tl.constexpr,
-    POSITION: tl.constexpr,
-    PLACE: tl.constexpr,
     HEADS: tl.constexpr,
     LANES: tl.constexpr,
 ):
     row = tl.program_id(0)
-    slot = tl.load(rows + row * ROW_FIELDS + SLOT)
-    position = tl.load(rows + row * ROW_FIELDS + POSITION)
-    place = tl.load(rows + row * ROW_FIELDS + PLACE)
+    slot = tl.load(rows + row * _FIELDS + _SLOT)
+    position = tl.load(rows + row * _FIELDS + _POSITION)
+    place = tl.load(rows + row * _FIELDS + _PLACE)
     heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     lanes = tl.arange(0, LANES)[None, :]
     inside = (heads < NUM_HEADS + NUM_KV_HEADS) & (lanes < HALF)
