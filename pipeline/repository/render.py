@@ -41,8 +41,9 @@ def require_replaceable(folder: Path) -> None:
     """Raise RepositoryError if a new repository would replace other files than models of this program."""
     if not folder.exists():
         return
-    others = [path.name for path in folder.iterdir() if path.name not in MODELS] if folder.is_dir() else ["a file"]
-    if others:
+    if not folder.is_dir():
+        raise RepositoryError(f"{folder} is a file. Use --out with a new folder.")
+    if others := [path.name for path in folder.iterdir() if path.name not in MODELS]:
         raise RepositoryError(f"{folder} contains {others[0]}, and would be replaced. Use --out with a new folder.")
 
 

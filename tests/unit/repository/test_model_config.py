@@ -208,9 +208,11 @@ def test_only_a_repository_of_this_program_is_replaced(tmp_path):
     (repository / "my_own_model").mkdir()
     (folder / "letter.txt").touch()
 
-    for path, found in ((repository, "my_own_model"), (folder, "letter.txt"), (file, "a file")):
+    for path, found in ((repository, "my_own_model"), (folder, "letter.txt")):
         with pytest.raises(RepositoryError, match=f"{path} contains {found}, and would be replaced"):
             require_replaceable(path)
+    with pytest.raises(RepositoryError, match=f"{file} is a file"):
+        require_replaceable(file)
 
 
 def test_an_engine_without_vocab_size_is_refused(tmp_path):
