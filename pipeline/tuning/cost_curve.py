@@ -33,7 +33,7 @@ class CostGrid:
 FINE = CostGrid()
 # Sufficient for a planner; takes seconds for a small model.
 COARSE = CostGrid((1, 2, 4, 8, 16, 24, 32, 64), (1, 4, 16), max_pass_tokens=128, num_repeats=3)
-# For a GPU, whose curve may be flat up to more tokens than a CPU's. Not tested on a GPU.
+# For a GPU, whose curve may be flat up to more tokens than a CPU's.
 WIDE = CostGrid(max_pass_tokens=2048)
 # Least number of sizes per group, because a single one has no slope.
 MIN_SIZES = 2
