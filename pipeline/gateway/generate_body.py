@@ -15,6 +15,8 @@ from pipeline.gateway.tenants import Tenant
 from pipeline.request_ids import SentId, unique_id
 
 NAMESPACE, MAX_TOKENS, ID, PARAMETERS = "namespace", "max_tokens", "id", "parameters"
+# Number of outputs, each of which counts as a request.
+NUM_CHOICES = "num_return_sequences"
 # Input of a request that stops the requests with the same id.
 STOP = "stop"
 Types = Mapping[str, str]
@@ -28,11 +30,12 @@ _SHOWN = 60
 
 class Checked(NamedTuple):
     """A checked request to forward. header_length: bytes of the JSON part; None if the body is only JSON. max_tokens:
-    limit of the output; None if the request sets none. sent_id: its id."""
+    limit of one output; None if the request sets none. num_choices: number of outputs. sent_id: its id."""
 
     body: bytes
     header_length: int | None
     max_tokens: int | None
+    num_choices: int
     sent_id: SentId
 
 
@@ -44,7 +47,8 @@ def checked_generate(body: bytes, tenant: Tenant, types: Types) -> Checked:
     if NAMESPACE in types:
         value = with_namespace(value, tenant)
     value = with_sent_id(value, sent_id)
-    return Checked(write_json(value), None, positive(single(value.get(MAX_TOKENS))), sent_id)
+    max_tokens, num_choices = (positive(single(value.get(name))) for name in (MAX_TOKENS, NUM_CHOICES))
+    return Checked(write_json(value), None, max_tokens, num_choices or 1, sent_id)
 
 
 def _with_parameters(value: Json, types: Types) -> Json:
@@ -92,7 +96,7 @@ def single(value: Any) -> Any:
 
 
 def positive(value: Any) -> int | None:
-    """A number of tokens; None for an invalid value, which the model reports."""
+    """A number of tokens or outputs; None for an invalid value, which the model reports."""
     return value if type(value) is int and value > 0 else None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from pipeline.gateway.generate_body import MAX_TOKENS, NAMESPACE, positive
+from pipeline.gateway.generate_body import MAX_TOKENS, NAMESPACE, NUM_CHOICES, positive
 from pipeline.gateway.infer_body import SHARED_MEMORY, bytes_element, in_shared_memory
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
@@ -24,10 +24,10 @@ async def message_of(requests: AsyncIterator[Any], timeout_s: float) -> Any:
     raise Refusal(400, "the call has no message")
 
 
-def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> int | None:
+def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> tuple[int | None, int]:
     """Check a ModelInferRequest and put the tenant into its id and its namespace, in place. sets_namespace: whether the
-    model has the input `namespace`. Returns the limit of output tokens; None if the request sets none. Raises Refusal
-    (400)."""
+    model has the input `namespace`. Returns the limit of tokens of one output, None if the request sets none, and the
+    number of outputs. Raises Refusal (400)."""
     for tensor in (*request.inputs, *request.outputs):
         if SHARED_MEMORY in tensor.parameters:
             raise in_shared_memory(tensor.name)
@@ -41,13 +41,14 @@ def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> int | N
     places = {tensor.name: place for place, tensor in enumerate(request.inputs)}
     if len(places) < len(request.inputs):
         raise Refusal(400, "an input occurs twice")
-    max_tokens = None
-    if (place := places.get(MAX_TOKENS)) is not None:
-        max_tokens = positive(_integer(request, place, is_raw))
+    max_tokens, num_choices = (
+        None if (place := places.get(name)) is None else positive(_integer(request, place, is_raw))
+        for name in (MAX_TOKENS, NUM_CHOICES)
+    )
     request.id = tenant.request_id(request.id)
     if sets_namespace:
         _set_namespace(request, tenant, places.get(NAMESPACE), is_raw)
-    return max_tokens
+    return max_tokens, num_choices or 1
 
 
 def _integer(request: Any, place: int, is_raw: bool) -> int | None:

@@ -180,7 +180,8 @@ class HttpGateway:
                 checked = checked_generate(body, tenant, types)
             sent = UpstreamRequest(deployment.http, "POST", path, checked.body, headers, timeout_s, answer.request_id)
             stop = partial(deployment.stop, request.path_params["model"], checked.sent_id)
-            with self._tenants.admit(tenant, len(body), checked.max_tokens, deployment.spec.max_seq_len):
+            max_seq_len = deployment.spec.max_seq_len
+            with self._tenants.admit(tenant, len(body), checked.max_tokens, max_seq_len, checked.num_choices):
                 await forward(self._transport, sent, request.receive, answer, checked.sent_id, stop)
 
     async def _types(self, deployment: Deployment, model: str) -> Types:

@@ -8,6 +8,7 @@ from pipeline.gateway.bodies import Json, parse_json, write_json
 from pipeline.gateway.generate_body import (
     MAX_TOKENS,
     NAMESPACE,
+    NUM_CHOICES,
     STOP,
     Checked,
     Types,
@@ -28,8 +29,8 @@ _MAX_DIGITS = 20
 def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types: Types) -> Checked:
     """Check a request and set the tenant's namespace. header_length: value of Inference-Header-Content-Length; None if
     the body is only JSON. types: datatypes of the model's inputs. Raises Refusal (400)."""
-    length = len(body) if header_length is None else _length(header_length, len(body))
-    value, tail = parse_json(body[:length]), body[length:]
+    json_length = len(body) if header_length is None else _length(header_length, len(body))
+    value, tail = parse_json(body[:json_length]), body[json_length:]
     inputs = _tensors(value, "inputs")
     is_stop = any(tensor["name"] == STOP for tensor in inputs)
     sent_id = sent_id_of(value, tenant, is_unique=NAMESPACE in types and not is_stop)
@@ -38,7 +39,11 @@ def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types:
     _refuse_shared_memory(inputs)
     _refuse_shared_memory(_tensors(value, "outputs") if "outputs" in value else [])
     blocks = _blocks(inputs, tail)
-    tokens = next((single(_data(tensor, block)) for tensor, block in blocks if tensor["name"] == MAX_TOKENS), None)
+    numbers = {
+        tensor["name"]: positive(single(_data(tensor, block)))
+        for tensor, block in blocks
+        if tensor["name"] in (MAX_TOKENS, NUM_CHOICES)
+    }
     if NAMESPACE in types:
         asked = next((_text(tensor, block) for tensor, block in blocks if tensor["name"] == NAMESPACE), "")
         blocks = [(tensor, block) for tensor, block in blocks if tensor["name"] != NAMESPACE]
@@ -46,7 +51,8 @@ def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types:
         blocks.append((name, None))
     header = write_json(with_sent_id(value, sent_id) | {"inputs": [tensor for tensor, _ in blocks]})
     tail = b"".join(block for _, block in blocks if block is not None)
-    return Checked(header + tail, None if header_length is None else len(header), positive(tokens), sent_id)
+    length = None if header_length is None else len(header)
+    return Checked(header + tail, length, numbers.get(MAX_TOKENS), numbers.get(NUM_CHOICES) or 1, sent_id)
 
 
 def _length(text: str, num_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""Requests with n above 1: requests to the front end, and the combined response."""
+"""Requests for several outputs: those with n to the front end and the combined response, and num_return_sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,19 @@ from pipeline.gateway.openai_body import choice_requests
 from pipeline.gateway.openai_output import joined_usage
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.upstream import Unreachable
-from tests.unit.gateway.gateways import Behind, api_key, client_of, events, json_answer, spec_of
+from tests.unit.gateway.gateways import (
+    GENERATE,
+    INFER,
+    STREAM,
+    Behind,
+    api_key,
+    behind,
+    client_of,
+    events,
+    json_answer,
+    send,
+    spec_of,
+)
 from tests.unit.gateway.gateways import streamed as one_chunk
 
 CHAT = "/v1/chat/completions"
@@ -59,6 +71,19 @@ def test_choices_of_a_long_request_are_refused_before_they_are_written():
 
     assert answer.status_code == 413
     assert "128 choices of 200" in answer.json()["error"]["message"]
+    assert not server.requests
+
+
+@pytest.mark.parametrize("path", [GENERATE, STREAM, INFER])
+def test_each_output_of_a_request_counts_as_a_request(path: str):
+    number = {"name": "num_return_sequences", "datatype": "INT32", "shape": [1, 1], "data": [3]}
+    body = {"inputs": [number]} if path == INFER else {"num_return_sequences": 3}
+    server, spec = behind(), spec_of(api_key("alice", max_concurrent_requests=2))
+
+    answer = send(server, "POST", path, spec, json=body, headers={"x-api-key": "alice"})
+
+    assert answer.status_code == 400
+    assert "3 choices; each counts as a request, and 2 at once" in answer.json()["error"]
     assert not server.requests
 
 

@@ -145,6 +145,17 @@ def test_a_stream_without_a_request_is_ended_and_one_with_requests_is_not(monkey
     asyncio.run(work())
 
 
+def test_each_output_of_a_request_counts_as_a_request() -> None:
+    async def work() -> None:
+        async with channel_to([api_key("alice", max_concurrent_requests=2)]) as channel:
+            request = pb.ModelInferRequest(model_name="lookahead_bls", raw_input_contents=[(3).to_bytes(4, "little")])
+            request.inputs.add(name="num_return_sequences", datatype="INT32", shape=[1, 1])
+            call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, metadata=ALICE)
+            assert "3 choices; each counts as a request, and 2 at once" in (await status_of(call))[1]
+
+    asyncio.run(work())
+
+
 # More than gRPC itself buffers on the way.
 LONG = np.zeros((1, 10_000_000), np.int32)
 

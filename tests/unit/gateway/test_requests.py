@@ -35,11 +35,12 @@ def alice():
 def tensors(namespace, binary):
     """Inputs as tritonclient sends them over HTTP."""
     values = {"text_input": np.asarray([["a"]], np.object_), "max_tokens": np.asarray([[7]], np.int32)}
+    values["num_return_sequences"] = np.asarray([[3]], np.int32)
     if namespace is not None:
         values["namespace"] = np.asarray([[namespace]], np.object_)
     found = []
     for name, value in values.items():
-        tensor = http_client.InferInput(name, [1, 1], "INT32" if name == "max_tokens" else "BYTES")
+        tensor = http_client.InferInput(name, [1, 1], "INT32" if value.dtype == np.int32 else "BYTES")
         tensor.set_data_from_numpy(value, binary_data=binary)
         found.append(tensor)
     return found
@@ -56,31 +57,32 @@ def test_infer_gets_the_tenants_namespace_in_place_of_the_clients(alice, binary,
 
     header = json.loads(checked.body[: checked.header_length])
     found = {tensor["name"]: tensor for tensor in header["inputs"]}
-    assert list(found) == ["text_input", "max_tokens", "namespace"]
+    assert list(found) == ["text_input", "max_tokens", "num_return_sequences", "namespace"]
     assert found["namespace"]["data"] == [expected]
-    assert checked.max_tokens == 7
+    assert (checked.max_tokens, checked.num_choices) == (7, 3)
     if binary:
-        assert checked.body[checked.header_length :] == b"\1\0\0\0a" + (7).to_bytes(4, "little")
+        assert checked.body[checked.header_length :] == b"\1\0\0\0a\7\0\0\0\3\0\0\0"
 
 
 @pytest.mark.parametrize("raw", [True, False])
 @pytest.mark.parametrize(("namespace", "expected"), [(None, b"alice/"), ("mine", b"alice/mine")])
 def test_a_grpc_request_gets_the_tenants_namespace(alice, raw, namespace, expected):
     request = pb.ModelInferRequest(model_name=FRONT_MODEL)
-    for name, kind, value in [("namespace", "BYTES", namespace), ("max_tokens", "INT32", 7)]:
+    numbers = {"max_tokens": 7, "num_return_sequences": 3}
+    for name, kind, value in [("namespace", "BYTES", namespace), *((name, "INT32", n) for name, n in numbers.items())]:
         if value is None:
             continue
         tensor = request.inputs.add(name=name, datatype=kind, shape=[1, 1])
-        data = value.to_bytes(4, "little") if name == "max_tokens" else value.encode()
+        data = value.to_bytes(4, "little") if name in numbers else value.encode()
         if raw:
-            prefix = b"" if name == "max_tokens" else len(data).to_bytes(4, "little")
+            prefix = b"" if name in numbers else len(data).to_bytes(4, "little")
             request.raw_input_contents.append(prefix + data)
-        elif name == "max_tokens":
-            tensor.contents.int_contents.append(7)
+        elif name in numbers:
+            tensor.contents.int_contents.append(value)
         else:
             tensor.contents.bytes_contents.append(data)
 
-    assert check_request(request, alice, True) == 7
+    assert check_request(request, alice, True) == (7, 3)
 
     place = [tensor.name for tensor in request.inputs].index("namespace")
     assert [tensor.name for tensor in request.inputs].count("namespace") == 1
@@ -95,7 +97,7 @@ def test_generate_gets_the_tenants_namespace(alice):
     for sent, expected in [({}, "alice/"), ({"namespace": "x"}, "alice/x"), ({"namespace": ["x"]}, "alice/x")]:
         checked = checked_generate(json.dumps({"max_tokens": 3} | sent).encode(), alice, TYPES)
         assert json.loads(checked.body)["namespace"] == expected
-        assert checked.max_tokens == 3
+        assert (checked.max_tokens, checked.num_choices) == (3, 1)
     with pytest.raises(Refusal, match="namespace is 3; it must be a string"):
         checked_generate(b'{"namespace": 3}', alice, TYPES)
 
