@@ -146,7 +146,7 @@ def failure_text(result: dict[str, Any]) -> str:
             reason = message
         case other:
             reason = json.dumps(other)
-    return f"{result['custom_id']} got status {response['status_code']}: {reason[:200]}"
+    return f"{result['custom_id'][:80]} got status {response['status_code']}: {reason[:200]}"
 
 
 @contextmanager

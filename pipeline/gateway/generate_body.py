@@ -7,6 +7,7 @@ large for their tensor. For other wrong types it returns status 500.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 from pipeline.gateway.bodies import Json, parse_json, write_json
@@ -89,10 +90,9 @@ def with_namespace(value: Json, tenant: Tenant) -> Json:
 
 
 def single(value: Any) -> Any:
-    """Unwrap nested lists with one item, which Triton accepts in place of a value."""
-    while isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    return value
+    """The item of nested lists that hold one, as Triton reads them, empty ones too; other values as they are."""
+    items = list(islice(_items(value), 2))
+    return items[0] if len(items) == 1 else value
 
 
 def positive(value: Any) -> int | None:

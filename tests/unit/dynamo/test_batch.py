@@ -266,3 +266,9 @@ def test_what_is_no_url_of_an_api_is_refused(url, api, tmp_path):
 )
 def test_a_failed_request_is_described_with_its_reason(body, sentence):
     assert failure_text({"custom_id": "one", "response": {"status_code": 404, "body": body}}) == sentence
+
+
+def test_a_long_id_does_not_fill_the_terminal():
+    result = {"custom_id": "x" * 3_000_000, "response": {"status_code": 400, "body": {}}}
+
+    assert failure_text(result) == "x" * 80 + " got status 400: {}"

@@ -74,10 +74,11 @@ def test_choices_of_a_long_request_are_refused_before_they_are_written():
     assert not server.requests
 
 
+@pytest.mark.parametrize("value", [[3], [[[], 3]]])  # Triton reads both
 @pytest.mark.parametrize("path", [GENERATE, STREAM, INFER])
-def test_each_output_of_a_request_counts_as_a_request(path: str):
-    number = {"name": "num_return_sequences", "datatype": "INT32", "shape": [1, 1], "data": [3]}
-    body = {"inputs": [number]} if path == INFER else {"num_return_sequences": 3}
+def test_each_output_of_a_request_counts_as_a_request(path: str, value: list[Any]):
+    number = {"name": "num_return_sequences", "datatype": "INT32", "shape": [1, 1], "data": value}
+    body = {"inputs": [number]} if path == INFER else {"num_return_sequences": value}
     server, spec = behind(), spec_of(api_key("alice", max_concurrent_requests=2))
 
     answer = send(server, "POST", path, spec, json=body, headers={"x-api-key": "alice"})
