@@ -20,7 +20,7 @@ from pipeline.decoding.drafting.continuations import ContinuationTable, empty_ta
 from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.drafting.growth import Grown, grow, learn_from_step
 from pipeline.decoding.drafting.learned_state import STATE, load_arrays, save_arrays
-from pipeline.decoding.drafting.mixing import prior_weights
+from pipeline.decoding.drafting.mixing import first_mix
 from pipeline.decoding.drafting.proposals import Proposals, joined_proposals, places_in, unsent_nodes
 from pipeline.decoding.drafting.recent_rows import NO_RECENT_ROWS, RecentRows, recent_rows
 from pipeline.decoding.drafting.reliability import Reliability
@@ -97,7 +97,7 @@ class Drafter:
             raise ValueError(f"one draft source at most may fill a table, found {len(with_table)}")
         self._table_source = with_table[0] if with_table else None
         num_orders = len(with_table[0].table.keys) if with_table else 0
-        self._weights = prior_weights(len(sources), num_orders)
+        self._mix = first_mix(len(sources), num_orders)
         # The channels that name nodes are the sources, then the orders of the table and the first rows, which are
         # credited to the table's source.
         num_naming = len(sources) + num_orders + 1
@@ -191,7 +191,7 @@ class Drafter:
                 accepted_nodes[unsent[0]] = True
                 verified = np.where(np.isin(verified, unsent[1:]), -1, verified)
             accepted = accepted_nodes[verified]
-            learn_from_step(self._weights, grown, verified, accepted, LEARNING_RATE)
+            learn_from_step(self._mix, grown, verified, accepted, LEARNING_RATE)
             self._calibration.learn(grown.probabilities, request.channels, verified, accepted)
             places = np.where(grown.places < 0, -1, verified[grown.places]) if len(verified) else grown.places
         for index, source in enumerate(self.sources):
@@ -206,7 +206,7 @@ class Drafter:
         for source in self.sources:
             if isinstance(source, LearningSource):
                 self._guarded(source, None, _reported, source.save_learned, folder, fingerprint)
-        _reported(save_arrays, folder / f"{name}{STATE}", self._mix(), fingerprint)
+        _reported(save_arrays, folder / f"{name}{STATE}", self._learned(), fingerprint)
 
     def load_learned(self, folder: Path, name: str, fingerprint: str) -> None:
         """Load the files of `save_learned`, before the first request. Logs and ignores unusable files."""
@@ -218,13 +218,13 @@ class Drafter:
             _reported(self._load_mix, path, fingerprint)
 
     def _load_mix(self, path: Path, fingerprint: str) -> None:
-        for key, values in load_arrays(path, self._mix(), fingerprint).items():
-            self._mix()[key][...] = values
+        for key, values in load_arrays(path, self._learned(), fingerprint).items():
+            self._learned()[key][...] = values
 
-    def _mix(self) -> dict[str, NDArray[Any]]:
+    def _learned(self) -> dict[str, NDArray[Any]]:
         """The learned state of the drafter itself."""
         calibration = self._calibration
-        return {"weights": self._weights, "promised": calibration.promised, "accepted": calibration.accepted}
+        return {"mix": self._mix.weights, "promised": calibration.promised, "accepted": calibration.accepted}
 
     def stop(self, request_id: str) -> None:
         """Drop a request and its state in all sources. Calling it again does nothing."""
@@ -261,9 +261,9 @@ class Drafter:
         table, key, first_rows = NO_TABLE, np.uint64(0), NO_FIRST_ROWS
         if source is not None:
             table, key, first_rows = source.table, source.table_key(request_id), source.first_rows
-        request, channel, weights = self._requests[request_id], len(self.sources), self._weights
+        request, channel, mix = self._requests[request_id], len(self.sources), self._mix
         recent, noise, (nodes, depth) = request.recent, request.noise, (budget.max_nodes, budget.max_depth)
-        grown = grow(context, proposals, table, key, first_rows, recent, channel, weights, noise, nodes, depth)
+        grown = grow(context, proposals, table, key, first_rows, recent, channel, mix, noise, nodes, depth)
         tokens = grown.token_ids
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
             raise ValueError(f"the table holds a token outside the vocabulary 0..{self._vocab_size - 1}")

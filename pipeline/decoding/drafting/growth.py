@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.decoding.compiled import compiled, inlined, int64, subkernel
 from pipeline.decoding.drafting.continuations import ContinuationTable, extend_key, last_tokens, slot_of
 from pipeline.decoding.drafting.first_rows import FirstRows
-from pipeline.decoding.drafting.mixing import OTHERS, learn, mixed_probability
+from pipeline.decoding.drafting.mixing import OTHERS, Mix, learn, mixed_probability
 from pipeline.decoding.drafting.proposals import Proposals
 from pipeline.decoding.drafting.recent_rows import EVERY, RecentRows
 from pipeline.decoding.noise import NoiseKey, token_noise
@@ -71,13 +71,12 @@ class _Nodes(NamedTuple):
 
 
 @compiled
-def learn_from_step(weights: FloatArray, grown: Grown, verified: IntArray, accepted: BoolArray, rate: float) -> None:
-    """Update weights [sets, channels + 1, 3] with every verified node whose parent was accepted. verified: [n] negative
+def learn_from_step(mix: Mix, grown: Grown, verified: IntArray, accepted: BoolArray, rate: float) -> None:
+    """Update the mix with every verified node whose parent was accepted. verified: [n] negative
     where a grown node was not verified. accepted: [n] whether a grown node was accepted."""
     for node in range(len(grown.parents)):
         if verified[node] >= 0 and (grown.parents[node] < 0 or accepted[grown.parents[node]]):
-            own_weights = weights[grown.num_orders[node]]
-            learn(own_weights, grown.channel_probs[node], grown.noise[node], accepted[node], rate)
+            learn(mix, grown.num_orders[node], grown.channel_probs[node], grown.noise[node], accepted[node], rate)
 
 
 @compiled
@@ -89,17 +88,17 @@ def grow(
     first_rows: FirstRows,
     recent: RecentRows,
     table_channel: int,
-    weights: FloatArray,
+    mix: Mix,
     noise: NoiseKey,
     max_nodes: int,
     max_depth: int,
 ) -> Grown:
     """Grow the tree. context: [len] tokens up to the root. table_key: `namespace_key` of the request. recent: of the
     step before. table_channel: channel of the table's first order; after its orders come the first rows and the two
-    kinds of recent rows. weights: [orders + 1, channels + 1, 3] see `mixed_probability`. noise: of the request."""
+    kinds of recent rows. noise: of the request."""
     orders, _, width = table.ids.shape
     room = 1 + len(proposals.token_ids) + (max_nodes + 1) * (orders * width + first_rows.ids.shape[1])
-    nodes = _new_nodes(room, weights.shape[1] - 1)
+    nodes = _new_nodes(room, mix.weights.shape[1] - 1)
     merged = np.empty(len(proposals.token_ids), np.int32)
     _merge(nodes, proposals, merged)
     end_of_proposals = nodes.size[0]
@@ -118,7 +117,7 @@ def grow(
             _rate_by_recent(nodes, current, recent, table_channel + orders + 1)
             if noise.temperature > 0:
                 _find_noise(nodes, current, noise, len(context))
-            _rate_children(nodes, current, num_orders, weights[num_orders])
+            _rate_children(nodes, current, num_orders, mix)
         if may_go_on:
             child = nodes.first_child[current]
             while child >= 0:
@@ -251,9 +250,8 @@ def _find_noise(nodes: _Nodes, above: int, key: NoiseKey, context_len: int) -> N
 
 
 @subkernel
-def _rate_children(nodes: _Nodes, above: int, num_orders: int, weights: FloatArray) -> None:
-    """Estimate the path probabilities of a node's children. num_orders: orders with an entry after the node. weights:
-    see `mixed_probability`."""
+def _rate_children(nodes: _Nodes, above: int, num_orders: int, mix: Mix) -> None:
+    """Estimate the path probabilities of a node's children. num_orders: orders with an entry after the node."""
     first = nodes.first_child[above]
     for channel in range(nodes.channel_probs.shape[1]):
         has_data = False
@@ -270,7 +268,9 @@ def _rate_children(nodes: _Nodes, above: int, num_orders: int, weights: FloatArr
     child = first
     while child >= 0:
         nodes.num_orders[child] = num_orders
-        nodes.path_probability[child] = mixed_probability(nodes.channel_probs[child], nodes.noise[child], weights)
+        nodes.path_probability[child] = mixed_probability(
+            mix, num_orders, nodes.channel_probs[child], nodes.noise[child]
+        )
         if nodes.path_probability[child] > LEAST_COUNTED:
             mass += nodes.path_probability[child]
         child = nodes.next_sibling[child]

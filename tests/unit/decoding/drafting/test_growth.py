@@ -11,7 +11,7 @@ from pipeline.decoding.drafting import growth
 from pipeline.decoding.drafting.continuations import ContinuationTable, empty_table, namespace_key, store
 from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.drafting.growth import LEAST_COUNTED, Grown, learn_from_step
-from pipeline.decoding.drafting.mixing import OTHERS, mixed_probability
+from pipeline.decoding.drafting.mixing import OTHERS, Mix, mixed_probability
 from pipeline.decoding.drafting.proposals import Proposals
 from pipeline.decoding.drafting.recent_rows import EVERY, NO_RECENT_ROWS, NONE, RecentRows
 from pipeline.decoding.noise import NO_NOISE, NoiseKey, token_noise
@@ -49,13 +49,16 @@ def grow(
     return growth.grow(read_only(context), *rows, *others, noise, max_nodes, max_depth)  # type: ignore[arg-type]
 
 
-def prior_weights() -> np.ndarray:
-    """Different in every set, so that a test detects a wrong set."""
+def mix_of(weights: np.ndarray) -> Mix:
+    return Mix(weights, np.zeros((*weights.shape, 0), np.float32), *np.zeros((2, 0), np.float32))
+
+
+def first_mix() -> Mix:
+    """With different weights in every set, so that a test detects a wrong set."""
     weights = np.tile(np.asarray([0.8, 1.0, -0.5], np.float32), (3, NUM_CHANNELS + 1, 1))
     weights[:, -1] = -1.0, 0.0, 0.0
-    weights[1, :-1, 1] = 0.5
-    weights[2, :-1, 0] = 0.6
-    return weights
+    weights[1, :-1, 1], weights[2, :-1, 0] = 0.5, 0.6
+    return mix_of(weights)
 
 
 @st.composite
@@ -115,7 +118,7 @@ def rated(
     path: tuple[int, ...],
     proposals: Proposals,
     table: ContinuationTable,
-    weights: np.ndarray,
+    mix: Mix,
     noise: NoiseKey,
     recent: RecentRows,
 ) -> dict[int, float]:
@@ -127,7 +130,7 @@ def rated(
             channel = int(proposals.channels[place])
             entry[channel] = max(entry[channel], float(proposals.conditionals[place]))
     text = np.asarray([*context, *path], np.int32)
-    single = grow(text, NO_PROPOSALS, table, KEY, FIRST, TABLE_CHANNEL, weights, 8, 1)
+    single = grow(text, NO_PROPOSALS, table, KEY, FIRST, TABLE_CHANNEL, mix, 8, 1)
     for token, words in zip(single.token_ids.tolist(), single.channel_probs.tolist(), strict=True):
         entry = values.setdefault(token, [0.0] * NUM_CHANNELS)
         entry[TABLE_CHANNEL:] = [max(word, 0.0) for word in words[TABLE_CHANNEL:]]
@@ -142,7 +145,7 @@ def rated(
         words = [OTHERS if names_one[i] and not word else word for i, word in enumerate(entry)]
         num_known = int(single.num_orders[0]) if len(single.num_orders) else 0
         own_noise = token_noise(noise, len(context) + len(path), token)
-        chances[token] = mixed_probability(np.asarray(words, np.float32), own_noise, weights[num_known])
+        chances[token] = mixed_probability(mix, num_known, np.asarray(words, np.float32), own_noise)
     mass = max(sum(chance for chance in chances.values() if chance > LEAST_COUNTED), 1.0)
     return {token: chance / mass for token, chance in chances.items()}
 
@@ -166,10 +169,10 @@ def test_the_tree_is_the_best_first_one(
     noise: NoiseKey,
     recent: RecentRows,
 ) -> None:
-    weights = prior_weights()
+    mix = first_mix()
     # As the drafter asks: fixed nodes always fit.
     max_nodes = max(max_nodes, int(proposals.fixed.sum()))
-    rest = proposals, table, KEY, FIRST, TABLE_CHANNEL, weights, max_nodes, max_depth
+    rest = proposals, table, KEY, FIRST, TABLE_CHANNEL, mix, max_nodes, max_depth
     grown = grow(np.asarray(context, np.int32), *rest, noise=noise, recent=recent)
     tree = DraftTree(grown.token_ids, grown.parents, grown.probabilities)
     check_tree(tree)
@@ -188,7 +191,7 @@ def test_the_tree_is_the_best_first_one(
     chances = {(): 1.0}
     left_out = []
     for path in [(), *paths]:
-        for token, chance in rated(context, path, proposals, table, weights, noise, recent).items():
+        for token, chance in rated(context, path, proposals, table, mix, noise, recent).items():
             child = (*path, token)
             chances[child] = chances[path] * chance
             if child not in paths and len(child) <= max_depth:
@@ -206,11 +209,11 @@ def test_a_sampled_token_is_proposed_by_its_noise() -> None:
     """Two tokens are as likely. The one with the larger noise is the target's choice, and comes first."""
     table = empty_table(1, 64, 2)
     store(table, KEY, np.asarray([1], np.int32), np.asarray([2, 3], np.int32), np.asarray([0.4, 0.4], np.float32))
-    weights, first = prior_weights(), []
-    weights[:, -1, 1] = 0.85
+    mix, first = first_mix(), []
+    mix.weights[:, -1, 1] = 0.85
     for seed in range(40):
         noise = NoiseKey(np.uint64(seed), 1.0)
-        grown = grown_once(table, weights, noise)
+        grown = grown_once(table, mix, noise)
         likely = np.full(5, -10, np.float32)
         likely[2:4] = 0
         request = make_request([1], sampling=SamplingParams(temperature=1.0, seed=seed))
@@ -219,47 +222,47 @@ def test_a_sampled_token_is_proposed_by_its_noise() -> None:
     assert set(first) == {2, 3}
 
 
-def grown_once(table: ContinuationTable, weights: np.ndarray, noise: NoiseKey = NO_NOISE) -> Grown:
+def grown_once(table: ContinuationTable, mix: Mix, noise: NoiseKey = NO_NOISE) -> Grown:
     return grow(
-        np.asarray([1], np.int32), NO_PROPOSALS, table, KEY, NO_FIRST_ROWS, TABLE_CHANNEL, weights, 2, 1, noise=noise
+        np.asarray([1], np.int32), NO_PROPOSALS, table, KEY, NO_FIRST_ROWS, TABLE_CHANNEL, mix, 2, 1, noise=noise
     )
 
 
 def test_weights_learn_how_often_each_candidate_is_right() -> None:
     table = empty_table(1, 64, 2)
     store(table, KEY, np.asarray([1], np.int32), np.asarray([2, 3], np.int32), np.asarray([0.6, 0.3], np.float32))
-    weights = prior_weights()
-    before = weights.copy()
+    mix = first_mix()
+    before = mix.weights.copy()
     random = np.random.default_rng(0)
     for _ in range(4000):
-        grown = grown_once(table, weights)
+        grown = grown_once(table, mix)
         accepted = grown.token_ids == (2 if random.random() < 0.25 else 3)
-        learn_from_step(weights, grown, np.arange(2, dtype=np.int32), accepted, 0.02)
-    grown = grown_once(table, weights)
+        learn_from_step(mix, grown, np.arange(2, dtype=np.int32), accepted, 0.02)
+    grown = grown_once(table, mix)
     assert dict(zip(grown.token_ids.tolist(), grown.probabilities.tolist(), strict=True)) == pytest.approx(
         {2: 0.25, 3: 0.75}, abs=0.1
     )
-    assert np.array_equal(weights[[0, 2]], before[[0, 2]])
+    assert np.array_equal(mix.weights[[0, 2]], before[[0, 2]])
 
 
 def test_nodes_below_a_refused_one_and_those_not_verified_teach_nothing() -> None:
-    weights = prior_weights()
-    before = weights.copy()
+    mix = first_mix()
+    before = mix.weights.copy()
     proposals = proposals_of_one([5, 6, 7], [-1, 0, 1], 0.4)
     nothing = empty_table(2, 64, 2), KEY, NO_FIRST_ROWS
-    grown = grow(np.asarray([1], np.int32), proposals, *nothing, TABLE_CHANNEL, weights, 3, 3)
+    grown = grow(np.asarray([1], np.int32), proposals, *nothing, TABLE_CHANNEL, mix, 3, 3)
     refused = np.zeros(3, np.bool_)
-    learn_from_step(weights, grown, np.asarray([-1, 1, 2], np.int32), refused, 0.02)
-    assert np.array_equal(weights, before)
-    learn_from_step(weights, grown, np.arange(3, dtype=np.int32), refused, 0.02)
-    assert weights[0, 0, 1] < before[0, 0, 1]
-    assert np.array_equal(weights[1:], before[1:])
-    assert np.array_equal(weights[0, 1:-1], before[0, 1:-1])
+    learn_from_step(mix, grown, np.asarray([-1, 1, 2], np.int32), refused, 0.02)
+    assert np.array_equal(mix.weights, before)
+    learn_from_step(mix, grown, np.arange(3, dtype=np.int32), refused, 0.02)
+    assert mix.weights[0, 0, 1] < before[0, 0, 1]
+    assert np.array_equal(mix.weights[1:], before[1:])
+    assert np.array_equal(mix.weights[0, 1:-1], before[0, 1:-1])
 
 
 def test_first_rows_say_what_follows_a_token_of_which_the_table_says_nothing() -> None:
     context, table = np.asarray([4, 0], np.int32), empty_table(2, 64, 2)
-    grown = grow(context, NO_PROPOSALS, table, KEY, FIRST, TABLE_CHANNEL, prior_weights(), 8, 2)
+    grown = grow(context, NO_PROPOSALS, table, KEY, FIRST, TABLE_CHANNEL, first_mix(), 8, 2)
     # After 0 come 2 and 1; after 1 comes 3; the table has no row after 2.
     assert sorted(zip(grown.token_ids.tolist(), grown.parents.tolist(), strict=True)) == [
         (1, -1),
@@ -275,7 +278,7 @@ def test_token_0_is_a_candidate_like_any_other() -> None:
     store(table, KEY, np.asarray([1], np.int32), np.asarray([0, 3], np.int32), np.asarray([0.6, 0.3], np.float32))
     first = FirstRows(np.asarray([[2, 1], [0, 4]], np.int32), np.asarray([[0.5, 0.2], [0.5, 0.2]], np.float32))
     context = np.asarray([1], np.int32)
-    grown = grow(context, NO_PROPOSALS, table, KEY, first, TABLE_CHANNEL, prior_weights(), 3, 1)
+    grown = grow(context, NO_PROPOSALS, table, KEY, first, TABLE_CHANNEL, first_mix(), 3, 1)
     assert sorted(grown.token_ids.tolist()) == [0, 3, 4]
 
 
@@ -290,8 +293,8 @@ def test_the_buffer_holds_every_token_that_proposals_and_tables_name():
         np.tile(np.asarray([10, 11], np.int32), (num_tokens, 1)), np.full((num_tokens, 2), 0.4, np.float32)
     )
     proposals = proposals_of_one(list(range(num_proposed)), [-1] * num_proposed, 0.1)
-    weights = np.tile(np.asarray([0.8, 1.0, -0.5], np.float32), (2, 6, 1))
+    mix = mix_of(np.tile(np.asarray([0.8, 1.0, -0.5], np.float32), (2, 6, 1)))
 
-    grown = grow(np.asarray([0], np.int32), proposals, table, KEY, first, 1, weights, max_nodes, max_nodes)
+    grown = grow(np.asarray([0], np.int32), proposals, table, KEY, first, 1, mix, max_nodes, max_nodes)
 
     assert len(grown.token_ids) == max_nodes

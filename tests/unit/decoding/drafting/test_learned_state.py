@@ -44,7 +44,7 @@ def serve(drafter: Drafter, namespace: str = "") -> None:
 def foreseen(drafter: Drafter, namespace: str = "") -> list[int]:
     """The tokens of the text that a draft for another request predicts."""
     drafter.start("s", TEXT[:1], namespace, NAMES)
-    tree = drafter.propose("s", TEXT[:2], DraftBudget(24, 4))
+    tree = drafter.propose("s", TEXT[:2], DraftBudget(24, 3))
     drafter.stop("s")
     tokens: list[int] = tree.token_ids[agreeing_path(tree, TEXT[2:].tolist())].tolist()
     return tokens
