@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 
 from pipeline.gateway.generate_body import MAX_TOKENS, NAMESPACE, NUM_CHOICES, positive
-from pipeline.gateway.infer_body import SHARED_MEMORY, bytes_element, in_shared_memory
+from pipeline.gateway.infer_body import bytes_element, refuse_parameters
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
 
@@ -29,8 +29,7 @@ def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> tuple[i
     model has the input `namespace`. Returns the limit of tokens of one output, None if the request sets none, and the
     number of outputs. Raises Refusal (400)."""
     for tensor in (*request.inputs, *request.outputs):
-        if SHARED_MEMORY in tensor.parameters:
-            raise in_shared_memory(tensor.name)
+        refuse_parameters(tensor.name, tensor.parameters)
     if any("\0" in name for name in (request.id, *(tensor.name for tensor in (*request.inputs, *request.outputs)))):
         raise Refusal(400, "the id or the name of a tensor has the character U+0000, at which Triton would cut it off")
     is_raw = bool(request.raw_input_contents)

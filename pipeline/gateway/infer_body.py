@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from pipeline.gateway.bodies import Json, parse_json, write_json
@@ -21,7 +22,9 @@ from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
 
 _BINARY = "binary_data_size"
-SHARED_MEMORY = "shared_memory_region"
+_SHARED_MEMORY = "shared_memory_region"
+# Number of best classes of an output. A tritonserver divides by the number of all, 0 for a text, and dies.
+_CLASSIFICATION = "classification"
 # Limit of the digits of a length, as in h11: Python refuses to convert thousands.
 _MAX_DIGITS = 20
 
@@ -36,8 +39,9 @@ def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types:
     sent_id = sent_id_of(value, tenant, is_unique=NAMESPACE in types and not is_stop)
     if len({tensor["name"] for tensor in inputs}) < len(inputs):
         raise Refusal(400, "an input occurs twice")
-    _refuse_shared_memory(inputs)
-    _refuse_shared_memory(_tensors(value, "outputs") if "outputs" in value else [])
+    outputs = _tensors(value, "outputs") if "outputs" in value else []
+    for tensor in (*inputs, *outputs):
+        refuse_parameters(tensor["name"], _parameters(tensor))
     blocks = _blocks(inputs, tail)
     numbers = {
         tensor["name"]: positive(single(_data(tensor, block)))
@@ -70,15 +74,12 @@ def _tensors(value: Json, name: str) -> list[Json]:
     return tensors
 
 
-def _refuse_shared_memory(tensors: list[Json]) -> None:
-    for tensor in tensors:
-        if SHARED_MEMORY in _parameters(tensor):
-            raise in_shared_memory(tensor["name"])
-
-
-def in_shared_memory(name: str) -> Refusal:
-    """Refusal of a tensor in shared memory."""
-    return Refusal(400, f"{name[:80]} is in shared memory, which clients of this server cannot use")
+def refuse_parameters(name: str, parameters: Container[str]) -> None:
+    """Raise Refusal (400) for parameters of a tensor that clients may not send."""
+    if _SHARED_MEMORY in parameters:
+        raise Refusal(400, f"{name[:80]} is in shared memory, which clients of this server cannot use")
+    if _CLASSIFICATION in parameters:
+        raise Refusal(400, f"{name[:80]} cannot be classified: this server generates text")
 
 
 def _parameters(tensor: Json) -> Json:

@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.processes import model_processes
 from pipeline.server.server import RunningServer
+from pipeline.triton_grpc import infer_request
 from tests.integration.servers import PROMPT, ask
 from tests.patience import PATIENCE_S
 
@@ -163,3 +164,15 @@ def test_arrays_of_any_shape_by_grpc(server: RunningServer, name: str, shape: li
         client.stop_stream()
     assert answers
     assert server.state.server_id not in str(answers[0])
+
+
+@pytest.mark.parametrize("place", ["request", "output"])
+def test_parameters_by_grpc(server: RunningServer, place: str) -> None:
+    """A tritonserver that classifies a text divides by zero."""
+    tensors = {"text_input": np.asarray([[b"a"]], np.object_), "max_tokens": np.asarray([[2]], np.int32)}
+    with triton.InferenceServerClient(server.state.grpc_url) as client:
+        for name in ("classification", "binary_data", "shared_memory_byte_size", "priority", "timeout", "sequence_id"):
+            request = infer_request(FRONT_MODEL, "", tensors)
+            holder = request if place == "request" else request.outputs.add(name="text_output")
+            holder.parameters[name].int64_param = 2
+            assert list(client._client_stub.ModelStreamInfer(iter([request]), timeout=PATIENCE_S))

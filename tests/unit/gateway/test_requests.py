@@ -163,6 +163,7 @@ def test_annotations_that_are_none_are_refused(alice, nvext):
 
 
 SHARED = {"name": "x", "parameters": {"shared_memory_region": "la1", "shared_memory_byte_size": 4}}
+CLASSIFIED = {"name": "x", "parameters": {"classification": 2}}
 
 
 @pytest.mark.parametrize(
@@ -176,6 +177,7 @@ SHARED = {"name": "x", "parameters": {"shared_memory_region": "la1", "shared_mem
         ({"inputs": [{"name": "x", "parameters": 3}]}, "must be an object"),
         ({"inputs": [SHARED]}, "shared memory"),
         ({"inputs": [], "outputs": [SHARED]}, "shared memory"),
+        ({"inputs": [], "outputs": [CLASSIFIED]}, "cannot be classified"),
         ({"inputs": [{"name": "x", "parameters": {"binary_data_size": 9}}]}, "0 bytes are left"),
         ({"inputs": [{"name": "x", "parameters": {"binary_data_size": -1}}]}, "0 bytes are left"),
         ({"inputs": [{"name": "x", "parameters": {"binary_data_size": True}}]}, "0 bytes are left"),
@@ -192,12 +194,15 @@ def test_a_wrong_header_length_is_refused(alice, length):
         checked_infer(b'{"inputs": []}', length, alice, TYPES)
 
 
-def test_shared_memory_over_grpc_is_refused(alice):
-    request = pb.ModelInferRequest(model_name=FRONT_MODEL)
-    request.inputs.add(name="x").parameters["shared_memory_region"].string_param = "la1"
+def test_shared_memory_and_classification_over_grpc_are_refused(alice):
+    shared, classified = (pb.ModelInferRequest(model_name=FRONT_MODEL) for _ in range(2))
+    shared.inputs.add(name="x").parameters["shared_memory_region"].string_param = "la1"
+    classified.outputs.add(name="x").parameters["classification"].int64_param = 2
 
     with pytest.raises(Refusal, match="shared memory"):
-        check_request(request, alice, True)
+        check_request(shared, alice, True)
+    with pytest.raises(Refusal, match="cannot be classified"):
+        check_request(classified, alice, True)
 
 
 @pytest.mark.parametrize("field", ["id", "input", "output"])
