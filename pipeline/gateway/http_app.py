@@ -20,7 +20,7 @@ from pipeline.gateway.deployment import Deployment, Deployments
 from pipeline.gateway.errors import TOO_LONG_CODE, logger, refusal_of, text_of_body, unavailable, unknown_model
 from pipeline.gateway.forward import forward
 from pipeline.gateway.front_end import FrontEndRequest, refusal_of_prompt
-from pipeline.gateway.generate_body import Types, checked_generate, types_of
+from pipeline.gateway.generate_body import NUM_CHOICES, Types, checked_generate, types_of
 from pipeline.gateway.infer_body import checked_infer
 from pipeline.gateway.metrics_page import metrics_page
 from pipeline.gateway.openai_body import checked_openai
@@ -178,6 +178,8 @@ class HttpGateway:
                     headers |= {"content-type": "application/octet-stream", HEADER_LENGTH: str(checked.header_length)}
             else:
                 checked = checked_generate(body, tenant, types)
+                if checked.num_choices > 1 and path.endswith("/generate"):  # Triton fails after all outputs
+                    raise Refusal(400, f"generate returns one output; send {NUM_CHOICES} to generate_stream")
             sent = UpstreamRequest(deployment.http, "POST", path, checked.body, headers, timeout_s, answer.request_id)
             stop = partial(deployment.stop, request.path_params["model"], checked.sent_id)
             max_seq_len = deployment.spec.max_seq_len

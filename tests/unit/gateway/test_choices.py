@@ -75,7 +75,7 @@ def test_choices_of_a_long_request_are_refused_before_they_are_written():
 
 
 @pytest.mark.parametrize("value", [[3], [[[], 3]]])  # Triton reads both
-@pytest.mark.parametrize("path", [GENERATE, STREAM, INFER])
+@pytest.mark.parametrize("path", [STREAM, INFER])
 def test_each_output_of_a_request_counts_as_a_request(path: str, value: list[Any]):
     number = {"name": "num_return_sequences", "datatype": "INT32", "shape": [1, 1], "data": value}
     body = {"inputs": [number]} if path == INFER else {"num_return_sequences": value}
@@ -86,6 +86,17 @@ def test_each_output_of_a_request_counts_as_a_request(path: str, value: list[Any
     assert answer.status_code == 400
     assert "3 choices; each counts as a request, and 2 at once" in answer.json()["error"]
     assert not server.requests
+
+
+def test_several_outputs_of_generate_are_refused_before_they_are_computed():
+    server = behind()
+
+    assert (
+        "send num_return_sequences to generate_stream"
+        in send(server, "POST", GENERATE, json={"num_return_sequences": 2}).json()["error"]
+    )
+    assert not server.requests
+    assert send(server, "POST", GENERATE, json={"num_return_sequences": 1}).status_code == 200
 
 
 def test_each_choice_is_a_request_with_a_seed_and_an_id_of_its_own():
