@@ -60,7 +60,8 @@ async def serve(spec: GatewaySpec, spec_path: Path) -> None:
     config = spec.config
     tenants, deployments = Tenants(spec.api_keys, config), Deployments(spec.deployment)
     grpc_server = grpc.aio.server(options=channel_options(config.max_body_bytes, _open_files() // 2))
-    grpc_server.add_generic_rpc_handlers((GrpcGateway(spec, tenants, deployments).handlers(),))
+    served = GrpcGateway(spec, tenants, deployments)
+    grpc_server.add_generic_rpc_handlers((served.handlers(), served.health_handlers()))
     grpc_server.add_insecure_port(f"{spec.host}:{spec.grpc_port}")
     await grpc_server.start()
     watching = asyncio.create_task(_follow_spec(deployments, spec_path))

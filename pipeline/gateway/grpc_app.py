@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,9 @@ from pipeline.gateway.tenants import RETRY_AFTER_S, Tenant, Tenants, bearer_key
 from pipeline.request_ids import unique_id
 
 SERVICE = "inference.GRPCInferenceService"
+# Service of health checks, which load balancers and Kubernetes call, as Triton has it. Its responses, by readiness.
+_HEALTH_SERVICE = "grpc.health.v1.Health"
+_HEALTH = {True: b"\x08\x01", False: b"\x08\x02"}  # SERVING, NOT_SERVING
 _HTTP_STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.NOT_FOUND: 404,
@@ -76,6 +79,20 @@ class GrpcGateway:
         for name, stream in (("ModelInfer", self._infer), ("ModelStreamInfer", self._stream)):
             methods[name] = grpc.stream_stream_rpc_method_handler(stream, pb.ModelInferRequest.FromString, _serialized)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def health_handlers(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            _HEALTH_SERVICE, {"Check": grpc.stream_unary_rpc_method_handler(self._check)}
+        )
+
+    async def _check(self, requests: AsyncIterator[Any], context: Any) -> bytes:
+        """Readiness of Triton, whichever service the request names. The message is not read."""
+        is_ready = False
+        with suppress(grpc.aio.AioRpcError):
+            triton = await self._deployments.current.triton()
+            request = pb.ServerReadyRequest()
+            is_ready = (await triton.stub.ServerReady(request, metadata=triton.metadata, timeout=_SHORT_S)).ready
+        return _HEALTH[is_ready]
 
     def _call(self, name: str, needs_key: bool = True) -> Callable[[Any, Any], Awaitable[Any]]:
         """Handler of a method that runs no model. A message without fields is not read."""

@@ -30,7 +30,8 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
     """Sends the given responses. A status code ends the stream; None waits until the request is stopped or cancelled.
 
     num_requests: without those that stop others. stopped: ids of requests that were to be stopped. deadline_s: what the
-    stream had left. num_sent: responses. was_read, was_cancelled: how it ended. obeys: whether it stops requests."""
+    stream had left. num_sent: responses. was_read, was_cancelled: how it ended. obeys: whether it stops requests.
+    is_ready: its readiness."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = answers
@@ -40,7 +41,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
         self.stopped: list[str] = []
         self.num_sent = self.num_requests = 0
         self.was_read, self.was_cancelled = asyncio.Event(), asyncio.Event()
-        self.obeys = True
+        self.obeys = self.is_ready = True
         self._go_on = asyncio.Event()
 
     def stop(self, request_id: str) -> None:
@@ -49,7 +50,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
             self._go_on.set()
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
-        return service_pb2.ServerReadyResponse(ready=True)
+        return service_pb2.ServerReadyResponse(ready=self.is_ready)
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         self.num_sent += 1

@@ -37,7 +37,9 @@ async def gateway_to(spec: GatewaySpec, *answers: Any) -> AsyncIterator[tuple[gr
         )
         served = GrpcGateway(spec, tenants, deployments)
         async with (
-            grpc_server(lambda server: server.add_generic_rpc_handlers((served.handlers(),))) as port,
+            grpc_server(
+                lambda server: server.add_generic_rpc_handlers((served.handlers(), served.health_handlers()))
+            ) as port,
             grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as channel,
         ):
             yield channel, tenants, triton
@@ -236,6 +238,17 @@ async def relay_to(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
 
     async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
         yield server.sockets[0].getsockname()[1], vanished
+
+
+def test_health_checks_of_load_balancers_need_no_key() -> None:
+    async def work() -> list[bytes]:
+        async with gateway_to(spec_of(api_key("alice"))) as (channel, _, triton):
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            ready = await check(b"\n\x03any")
+            triton.is_ready = False
+            return [ready, await check(b"")]
+
+    assert asyncio.run(work()) == [b"\x08\x01", b"\x08\x02"]
 
 
 def test_calls_without_a_key_take_no_place_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
