@@ -46,12 +46,14 @@ _ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F,
 class _HttpServer(uvicorn.Server):
     """HTTP server that shuts down together with a gRPC server: running requests of both finish."""
 
-    def __init__(self, config: uvicorn.Config, grpc_server: grpc.aio.Server) -> None:
+    def __init__(self, config: uvicorn.Config, grpc_server: grpc.aio.Server, served: GrpcGateway) -> None:
         super().__init__(config)
-        self._grpc_server = grpc_server
+        self._grpc_server, self._served = grpc_server, served
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._served.end_idle_streams())
         await asyncio.gather(super().shutdown(sockets), self._grpc_server.stop(GRACE_S))
+        ending.cancel()
 
 
 async def serve(spec: GatewaySpec, spec_path: Path) -> None:
@@ -67,7 +69,7 @@ async def serve(spec: GatewaySpec, spec_path: Path) -> None:
     watching = asyncio.create_task(_follow_spec(deployments, spec_path))
     gateway = HttpGateway(spec, tenants, request, deployments)
     options = uvicorn_options(config.header_timeout_s, config.max_connections)
-    server = _HttpServer(uvicorn.Config(_application(spec, gateway), **options), grpc_server)
+    server = _HttpServer(uvicorn.Config(_application(spec, gateway), **options), grpc_server, served)
     ports = [port for port in (spec.http_port, spec.openai_port) if port is not None]
     addresses = [*((spec.host, port) for port in ports), (spec.metrics_host, spec.metrics_port)]
     try:

@@ -1,4 +1,4 @@
-"""gRPC interface of the gateway: the health, metadata and inference methods of Triton's service, and no others.
+"""gRPC interface of the gateway: health, metadata and inference methods of Triton's services, and no others.
 
 All methods are streams for gRPC, so that a message is read only after the key of its call was checked, and a request
 counts as running until its client has read the response: gRPC itself keeps any number of responses for clients that do
@@ -29,8 +29,7 @@ from pipeline.gateway.tenants import RETRY_AFTER_S, Tenant, Tenants, bearer_key
 from pipeline.request_ids import unique_id
 
 SERVICE = "inference.GRPCInferenceService"
-# Service of health checks, which load balancers and Kubernetes call, as Triton has it. Its responses, by readiness.
-_HEALTH_SERVICE = "grpc.health.v1.Health"
+# Responses to a health check, by readiness.
 _HEALTH = {True: b"\x08\x01", False: b"\x08\x02"}  # SERVING, NOT_SERVING
 _HTTP_STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -61,11 +60,10 @@ class GrpcGateway:
     """Authenticates and forwards gRPC requests."""
 
     def __init__(self, spec: GatewaySpec, tenants: Tenants, deployments: Deployments) -> None:
-        self._spec = spec
-        self._tenants = tenants
-        self._deployments = deployments
+        self._spec, self._tenants, self._deployments = spec, tenants, deployments
         # Open calls without a key. Each call may hold a part of one message, which gRPC itself does not bound.
         self._num_keyless = 0
+        self._streams: set[Stream] = set()
 
     def handlers(self) -> grpc.GenericRpcHandler:
         unary: dict[str, Callable[[Any, Any], Awaitable[Any]]] = {
@@ -81,17 +79,17 @@ class GrpcGateway:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def health_handlers(self) -> grpc.GenericRpcHandler:
-        return grpc.method_handlers_generic_handler(
-            _HEALTH_SERVICE, {"Check": grpc.stream_unary_rpc_method_handler(self._check)}
-        )
+        """Health checks, which load balancers and Kubernetes call, as Triton has them."""
+        check = grpc.stream_unary_rpc_method_handler(self._check)
+        return grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
 
     async def _check(self, requests: AsyncIterator[Any], context: Any) -> bytes:
         """Readiness of Triton, whichever service the request names. The message is not read."""
         is_ready = False
         with suppress(grpc.aio.AioRpcError):
             triton = await self._deployments.current.triton()
-            request = pb.ServerReadyRequest()
-            is_ready = (await triton.stub.ServerReady(request, metadata=triton.metadata, timeout=_SHORT_S)).ready
+            options = {"metadata": triton.metadata, "timeout": _SHORT_S}
+            is_ready = (await triton.stub.ServerReady(pb.ServerReadyRequest(), **options)).ready
         return _HEALTH[is_ready]
 
     def _call(self, name: str, needs_key: bool = True) -> Callable[[Any, Any], Awaitable[Any]]:
@@ -136,6 +134,7 @@ class GrpcGateway:
         async with self._opened(context) as tenant:
             reading = stream.run(self._read(requests, stream, tenant))
             stream.run(stream.expire())
+            self._streams.add(stream)
             try:
                 while (item := await stream.answers.get()) is not None:
                     if isinstance(item, Refusal):
@@ -143,9 +142,18 @@ class GrpcGateway:
                     yield item
                     stream.answers.task_done()
             finally:
+                self._streams.discard(stream)
                 reading.cancel()
                 # A client's disconnection must not cancel the clean-up.
                 await asyncio.shield(asyncio.ensure_future(stream.end()))
+
+    async def end_idle_streams(self) -> None:
+        """End streams as soon as they have no running request, until this task is cancelled."""
+        while True:
+            for stream in self._streams:
+                if stream.is_idle and not stream.is_closed:
+                    stream.close(unavailable())
+            await asyncio.sleep(0.1)
 
     async def _read(self, requests: AsyncIterator[Any], stream: Stream, tenant: Tenant) -> None:
         """Serve each request of a client in a task of its own, and end the stream after the last one."""

@@ -17,7 +17,7 @@ _MAX_ANSWERS = 64
 _IDLE_S = 1800.0
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Stream:
     """A client's stream. tasks: see `run`. num_run: number of tasks so far. answers: responses and refusals for the
     client; None ends the stream. is_closed: whether later answers are dropped."""
@@ -54,10 +54,15 @@ class Stream:
             self.answers.task_done()
         self.answers.put_nowait(refusal)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request runs: the reader and `expire` are the only tasks."""
+        return len(self.tasks) <= 2
+
     async def expire(self) -> None:
         """End the stream when it has had no request for _IDLE_S. Run it beside the stream's reader only."""
         num_seen = 0
-        while self.num_run > num_seen or len(self.tasks) > 2:
+        while self.num_run > num_seen or not self.is_idle:
             num_seen = self.num_run
             await asyncio.sleep(_IDLE_S)
         self.close(Refusal(504, f"the stream had no request for {_IDLE_S:g} s; open another one"))

@@ -22,6 +22,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from pipeline.gateway import __main__ as gateway
 from pipeline.gateway.deployment import Deployments
+from pipeline.gateway.errors import RESTARTING
 from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.gateway.tenants import Tenants
@@ -235,6 +236,24 @@ def test_running_requests_finish_after_sigterm(tmp_path: Path):
             return *answers, await asyncio.wait_for(process.wait(), PATIENCE_S)
 
     assert asyncio.run(work()) == (200, True, 0)
+
+
+def test_idle_streams_do_not_keep_the_gateway_after_sigterm(tmp_path: Path):
+    async def work() -> tuple[str, int]:
+        path = tmp_path / "gateway.json"
+        ports = bind_ports("127.0.0.1", dict.fromkeys(("http_port", "grpc_port", "openai_port", "metrics_port"), 0))
+        path.write_text(spec_of().model_copy(update=ports).model_dump_json())
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "pipeline.gateway", str(path))
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports['http_port']}") as client:
+            await _when_listening(client, "/openapi.json")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['grpc_port']}") as channel:
+            stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+            await stream.write(pb.ModelInferRequest(model_name="none"))
+            await stream.read()
+            process.terminate()
+            return await stream.details(), await asyncio.wait_for(process.wait(), PATIENCE_S)
+
+    assert asyncio.run(work()) == (RESTARTING, 0)  # gRPC's own end has another sentence
 
 
 async def _when_listening(client: httpx.AsyncClient, path: str) -> httpx.Response:
