@@ -1,1 +1,2 @@
-"""The torch engine: transformers models, or the lean pass, with a slot KV cache and tree attention."""
+"""The torch engine: transformers models, or passes of its own (`lean` on a CPU, `gpu` on a GPU), with a slot KV cache
+and tree attention."""
