@@ -28,6 +28,6 @@ def test_a_server_of_another_profile_goes_on_with_what_was_learnt(tmp_path: Path
         steps.append(answer.statistics["num_steps"])
     (folder,) = (where.cache / "learned").iterdir()
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {
-        "bls.state", "engine.state", "recycling.state", "trie.snapshot"
+        "bls.state", "engine.state", "recycling.state", "trie.snapshot", "trie.state"
     }  # fmt: skip
     assert steps[1] < steps[0]

@@ -1,6 +1,7 @@
 """Learned state of a drafter, kept across restarts of a server: a folder with one file per source and one per drafter.
 
     trie.snapshot       the shared trie, in the format of the `lookahead trie` commands
+    trie.state          the weights of its suffixes
     recycling.state     the table of candidates
     <name>.state        mixing weights and calibration of the drafter of that name (engine or BLS model)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.config.schema import LookaheadConfig, TrieDraftConfig
+from pipeline.decoding.drafting.learned_state import load_arrays, save_arrays
 from pipeline.decoding.sources.prompt import PromptSource
+from pipeline.decoding.tree import FloatArray
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.merging import merge_tries
 from pipeline.decoding.trie.snapshot import load_trie, save_trie
 from pipeline.errors import ConfigError
 
-STATE = "trie.snapshot"
+SNAPSHOT, STATE = "trie.snapshot", "trie.state"
 
 
 class TrieSource(PromptSource):
@@ -33,12 +35,19 @@ class TrieSource(PromptSource):
 
     def save_learned(self, folder: Path, fingerprint: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        save_trie(self.trie, folder / STATE)
+        save_trie(self.trie, folder / SNAPSHOT)
+        save_arrays(folder / STATE, self._weights(), fingerprint)
 
     def load_learned(self, folder: Path, fingerprint: str) -> None:
-        path = folder / STATE
-        if path.exists():
+        if (path := folder / SNAPSHOT).exists():
             merge_tries(self.trie, [load_trie(path)])  # the file repeats the texts of the configured snapshot
+        if (path := folder / STATE).exists():
+            loaded = load_arrays(path, self._weights(), fingerprint)
+            for name, values in self._weights().items():
+                values[:] = loaded[name]
+
+    def _weights(self) -> dict[str, FloatArray]:
+        return {"escape_counts": self._estimator.escape_counts}
 
 
 def _snapshot(path: str, branch_length: int) -> Trie:

@@ -44,7 +44,7 @@ def serve(drafter: Drafter, namespace: str = "") -> None:
 def foreseen(drafter: Drafter, namespace: str = "") -> list[int]:
     """The tokens of the text that a draft for another request predicts."""
     drafter.start("s", TEXT[:1], namespace, NAMES)
-    tree = drafter.propose("s", TEXT[:2], DraftBudget(24, 3))
+    tree = drafter.propose("s", TEXT[:2], DraftBudget(24, 4))
     drafter.stop("s")
     tokens: list[int] = tree.token_ids[agreeing_path(tree, TEXT[2:].tolist())].tolist()
     return tokens
@@ -59,7 +59,7 @@ def test_a_new_drafter_goes_on_where_the_old_one_ended(tmp_path: Path) -> None:
     new.load_learned(tmp_path / "state", "engine", "model a")
     assert foreseen(new) == foreseen(old) != []
     assert {path.name for path in (tmp_path / "state").iterdir()} == {
-        "engine.state", "recycling.state", "trie.snapshot"
+        "engine.state", "recycling.state", "trie.snapshot", "trie.state"
     }  # fmt: skip
     assert not foreseen(new, "another tenant")
     new.require_sound()
@@ -71,7 +71,7 @@ def test_nothing_kept_is_a_fresh_start(tmp_path: Path) -> None:
     drafter.require_sound()
 
 
-@pytest.mark.parametrize("name", ["engine.state", "recycling.state", "trie.snapshot"])
+@pytest.mark.parametrize("name", ["engine.state", "recycling.state", "trie.snapshot", "trie.state"])
 def test_damage_costs_what_was_learnt_and_nothing_else(tmp_path: Path, name: str, logs: Logs) -> None:
     old = new_drafter()
     serve(old)
