@@ -17,12 +17,16 @@ import typer
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from pipeline.config.hardware import has_cuda_driver
 from pipeline.config.threads import WAIT_POLICY
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault(*WAIT_POLICY)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Without a GPU, Triton interprets the kernels. It reads the setting when it is imported, and torch may import it.
+if not has_cuda_driver():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from pipeline.cli.app import build_app
 from pipeline.config.places import Places

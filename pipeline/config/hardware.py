@@ -20,7 +20,7 @@ class Hardware:
 def detect_hardware() -> Hardware:
     """The hardware of this machine. Takes seconds where there is a CUDA driver."""
     has_tensorrt_llm = importlib.util.find_spec("tensorrt_llm") is not None
-    if not _has_cuda_driver():
+    if not has_cuda_driver():
         return Hardware(None, 0, has_tensorrt_llm)
     import torch  # takes seconds, so only with a driver
 
@@ -30,7 +30,8 @@ def detect_hardware() -> Hardware:
     return Hardware(torch.cuda.get_device_name(0), 10 * major + minor, has_tensorrt_llm)
 
 
-def _has_cuda_driver() -> bool:
+def has_cuda_driver() -> bool:
+    """Whether this machine has NVIDIA's driver. Takes no time, and says nothing of a GPU."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

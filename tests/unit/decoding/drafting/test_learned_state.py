@@ -82,6 +82,7 @@ def test_damage_costs_what_was_learnt_and_nothing_else(tmp_path: Path, name: str
     path.write_bytes(content)
     new = new_drafter()
     new.load_learned(tmp_path, "engine", "model a")
+    assert len(logs.records) == 1, logs.text
     (record,) = logs.records  # a sentence, and no failure of the source
     assert name in record.message
     assert record.exc_info is None
