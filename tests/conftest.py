@@ -24,7 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault(*WAIT_POLICY)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Without a GPU, Triton interprets the kernels. It reads the setting when it is imported, and torch may import it.
+# Without a GPU, the package `triton` interprets the kernels for GPUs. It reads this when it is imported, and torch may
+# import it.
 if not has_cuda_driver():
     os.environ["TRITON_INTERPRET"] = "1"
 

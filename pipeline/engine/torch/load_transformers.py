@@ -40,7 +40,7 @@ def load_transformers(artifact: Artifact, rank: int, num_threads: int) -> SlotEn
 def engine_over(model: PreTrainedModel, limits: EngineLimits, num_slots: int | None = None) -> SlotEngine:
     """The fastest engine for a loaded model, which it owns. num_slots: see `TorchEngine`."""
     if model.device.type == "cuda":
-        from pipeline.engine.torch.gpu.engine import GpuEngine, gpu_plan  # imports Triton
+        from pipeline.engine.torch.gpu.engine import GpuEngine, gpu_plan  # imports `triton`
 
         plan = gpu_plan(model)
         if plan is not None:
@@ -65,7 +65,7 @@ def _load_model(artifact: Artifact, rank: int) -> PreTrainedModel:
     )
     if resolved.device != "cuda":
         return model
-    torch.cuda.set_device(rank)  # Triton launches kernels on the current device
+    torch.cuda.set_device(rank)  # on which `triton` launches kernels
     return model.to(f"cuda:{rank}")
 
 

@@ -1,4 +1,4 @@
-"""Tree attention over the slot cache as Triton kernels.
+"""Tree attention over the slot cache, as kernels for GPUs.
 
 A program computes a tile of rows for one key head, over a part of the keys (flash decoding, arXiv 2307.08691 section
 3.3 for the running maximum and sum). Another kernel joins the parts. All query heads of a key head are rows of the same

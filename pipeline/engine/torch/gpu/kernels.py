@@ -1,4 +1,4 @@
-"""Kernels of a layer between its matrix products, written in Triton: norms, rotary embedding, and gate.
+"""Kernels of a layer between its matrix products: norms, rotary embedding, and gate.
 
 A row is a token of the pass. Arithmetic is in float32, whatever the type of the tensors.
 """
