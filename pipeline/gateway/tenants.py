@@ -19,7 +19,7 @@ RETRY_AFTER_S = 1
 SHORT_BYTES = 1 << 16
 # Limit of the bodies that arrive, and of those that are served, at the same time, in bodies of the longest size.
 MAX_LONG = 32
-# A choice of an OpenAI request counts as so many bodies: the front end takes 200 bytes of memory for one of a prompt.
+# Weight of a choice of an OpenAI request, in bodies: the front end takes 200 bytes of memory per byte of a prompt.
 OPENAI_WEIGHT = 16
 # Longest namespace that a client may choose, in bytes of UTF-8.
 MAX_NAMESPACE_BYTES = 128

@@ -101,7 +101,7 @@ def first_mix(num_sources: int, num_orders: int) -> Mix:
     The network was fitted to the candidates after accepted nodes of model-in-the-loop runs (SmolLM2-135M, 192 prompts
     of Spec-Bench, HumanEval and GSM8K, trie and recycling; 10 and 48 draft tokens, cold and warm). It serves for all
     models. All sources have the same weights."""
-    assert num_orders <= MAX_ORDERS, "the network knows so many orders"
+    assert num_orders <= MAX_ORDERS, "the network has inputs for three orders"
     network = {name: np.asarray(values, np.float32) for name, values in json.loads(NETWORK.read_text()).items()}
     num_units = len(network["output"]) if num_orders else 0
     num_channels = num_sources + num_orders + NUM_ROW_CHANNELS

@@ -25,6 +25,7 @@ from pipeline.engine.torch.gpu.logits import GpuLogits, summary_of
 from pipeline.engine.torch.gpu.pass_table import table_of
 from pipeline.engine.torch.lean.layout import rotary
 from pipeline.engine.torch.lean.plan import LeanPlan, plan_of
+from pipeline.engine.torch.lean.tables import rotation_table
 from pipeline.engine.torch.slots import Segment, SlotEngine
 
 # Numbers of rows of recorded passes: trees with a token or more of each sequence, then parts of prompts. With weights
@@ -54,8 +55,8 @@ class GpuEngine(SlotEngine):
         shape = (plan.num_layers, num_slots, plan.num_kv_heads, limits.max_seq_len, plan.head_dim)
         self._cache = GpuCache(shape, model.dtype, model.device)
         super().__init__(limits, self._cache, num_slots)
-        frequencies = torch.from_numpy(rotary(model.config)[0])
-        self._decoder = decoder_of(model.eval(), plan, frequencies, limits.max_seq_len)
+        rotation = rotation_table(rotary(model.config)[0], limits.max_seq_len, plan.rotary_scale)
+        self._decoder = decoder_of(model.eval(), plan, torch.from_numpy(rotation))
         self._graphs = self._record()
 
     @torch.inference_mode()

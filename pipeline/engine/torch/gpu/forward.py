@@ -57,12 +57,9 @@ class PassInput:
 
 
 @torch.inference_mode()
-def decoder_of(
-    model: PreTrainedModel, plan: LeanPlan, inverse_frequencies: torch.Tensor, num_positions: int
-) -> Decoder:
-    """Take the weights of a model, whose layers are dismantled: matrices with the same input become one.
-
-    inverse_frequencies: [head_dim / 2] of the rotary embedding."""
+def decoder_of(model: PreTrainedModel, plan: LeanPlan, rotation: torch.Tensor) -> Decoder:
+    """Take the weights of a model, whose layers are dismantled: matrices with the same input become one. rotation: see
+    `Decoder`."""
     base: Any = model.model
     layers = []
     for layer, window in zip(base.layers, plan.windows, strict=True):
@@ -81,8 +78,6 @@ def decoder_of(
                 window,
             )
         )
-    angles = torch.arange(num_positions).float()[:, None] * inverse_frequencies[None, :]
-    rotation = torch.stack([angles.cos(), angles.sin()]) * plan.rotary_scale
     return Decoder(
         base.embed_tokens.weight,
         layers,

@@ -70,7 +70,8 @@ def _intervals(segment: Segment) -> tuple[Ints, Ints]:
         firsts.append(free[parent + 1])
         free[parent + 1] += sizes[node]
         free.append(firsts[node] + 1)
-    of_pending = np.arange(num_pending)
-    first = np.concatenate([of_pending, np.asarray(firsts, np.int64)])
-    ends = np.concatenate([np.full(num_pending, segment.length), np.asarray(firsts, np.int64) + sizes])
-    return first.astype(np.int32), ends.astype(np.int32)
+    ends = [first + size for first, size in zip(firsts, sizes, strict=True)]
+    return (
+        np.asarray([*range(num_pending), *firsts], np.int32),
+        np.asarray([segment.length] * num_pending + ends, np.int32),
+    )

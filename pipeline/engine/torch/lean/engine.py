@@ -46,7 +46,7 @@ class LeanEngine(SlotEngine):
         self._norms = tables.norm_table(tensors, plan.num_layers)
         self._windows = np.asarray(plan.windows, np.int64)
         frequencies = tensors["inverse_frequencies"][: plan.head_dim // 2]
-        self._rotation = _rotation(frequencies, limits.max_seq_len, plan.rotary_scale)
+        self._rotation = tables.rotation_table(frequencies, limits.max_seq_len, plan.rotary_scale)
         self._zeros = aligned((self._matrices[:, tables.NUM_BLOCKS].max() * LANES,), np.float32)
         self._scratch = self._make_scratch()
         self._counters = aligned((num_counters(plan.num_layers) * COUNTER_BYTES // 8,), np.int64)
@@ -181,10 +181,3 @@ def _runs(num_pending: int, tree: DraftTree) -> list[tuple[int, int]]:
         above = num_pending - 1 if parent < 0 else num_pending + parent
         runs.append(runs[-1] if above == len(runs) - 1 else (len(runs), above))
     return runs
-
-
-def _rotation(inverse_frequencies: Array, num_positions: int, scale: float) -> Floats:
-    """[2, position, head_dim / 2] cosines and sines."""
-    angles = np.arange(num_positions, dtype=np.float32)[:, None] * inverse_frequencies[None, :]
-    result: Floats = np.stack([np.cos(angles), np.sin(angles)]) * np.float32(scale)
-    return result

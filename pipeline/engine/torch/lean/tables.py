@@ -83,3 +83,10 @@ def norm_table(tensors: Mapping[str, Array], num_layers: int) -> Longs:
         if name in tensors:
             table[:, column] = [weights.ctypes.data for weights in tensors[name]]
     return table
+
+
+def rotation_table(inverse_frequencies: Array, num_positions: int, scale: float) -> Floats:
+    """[2, position, head_dim / 2] cosines and sines of the rotary embedding. inverse_frequencies: [head_dim / 2]."""
+    angles = np.arange(num_positions, dtype=np.float32)[:, None] * inverse_frequencies[None, :]
+    result: Floats = np.stack([np.cos(angles), np.sin(angles)]) * np.float32(scale)
+    return result
