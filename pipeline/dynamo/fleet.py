@@ -164,7 +164,7 @@ def start_fleet(
                 wait_until_ready(fleet.services, note)
             except ServerError:
                 logs = [service.log_path for service in fleet.services]
-                if attempt + 1 == ATTEMPTS or (reason := transient_failure(logs, free_ports=True)) is None:
+                if attempt + 1 == ATTEMPTS or (reason := transient_failure(logs)) is None:
                     raise
                 note(f"{reason}; starting again")
                 continue

@@ -14,7 +14,8 @@ _FAILED_MODEL = re.compile(
     r"failed to load '(?P<model>\w+)' version \d+: \w[\w ]*: (?P<reason>.*?)(?:\\n\\nAt:|\"$)", re.M
 )
 _OUR_ERRORS = re.compile(r"^(?:\w+Error: )(?P<sentence>[A-Z].*)", re.S)
-_CONFLICT = re.compile(r"already in use|Address already in use|failed to start (?:HTTP|GRPC|Metrics) service", re.I)
+_CANNOT_LISTEN = re.compile(r"failed to start (?:HTTP|GRPC|Metrics) service", re.I)
+_CONFLICT = re.compile(rf"already in use|{_CANNOT_LISTEN.pattern}", re.I)
 _DEAD_PROCESS = re.compile(r"Stub process '\S+' is not healthy")
 # Happens rarely, mostly on busy machines: https://github.com/triton-inference-server/server/issues/8882
 _BROKEN_LOCK = "boost::interprocess::lock_exception"
@@ -25,15 +26,21 @@ SHM = Path("/dev/shm")
 TAIL_LINES = 15
 
 
-def transient_failure(log_paths: Iterable[Path], free_ports: bool) -> str | None:
+def transient_failure(log_paths: Iterable[Path]) -> str | None:
     """Reason of a failure after which a second start may succeed; None for other failures. log_paths: logs of all
-    processes. free_ports: whether a second start uses other ports."""
+    processes."""
     text = "\n".join(map(_text, log_paths))
-    if free_ports and _CONFLICT.search(text):
-        return "another program took one of the free ports first"
+    if _CONFLICT.search(text):  # a second start uses other free ports, and names a fixed one that is in use
+        return "another program took a port of the server first"
     if _BROKEN_LOCK in text:
         return "a lock of Triton's Python backend failed"
     return None
+
+
+def cannot_listen(log_path: Path) -> bool:
+    """Whether a port of tritonserver was in use. Triton then exits, which can crash or hang, while it still answers on
+    the ports that it has."""
+    return _CANNOT_LISTEN.search(_text(log_path)) is not None
 
 
 def explain_failure(log_path: Path) -> str:

@@ -20,7 +20,7 @@ from pipeline.engine.backend import Note
 from pipeline.engine.command import MakeCommand
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, try_lock, write_whole
-from pipeline.server.failure import explain_failure, transient_failure
+from pipeline.server.failure import cannot_listen, explain_failure, transient_failure
 from pipeline.server.gateway import gateway_service, triton_spec
 from pipeline.server.guard import DRAIN_SECONDS, READY_FILE, GuardSpec, owner, release_guard, start_guard, stop_guard
 from pipeline.server.log import LOG, VERBOSE_LOG, keep_previous, was_stopped, write_end
@@ -36,14 +36,16 @@ from pipeline.server.state import (
     gateway_state_path,
     has_gateway,
     is_ready,
+    listens,
     require_no_server,
     sweep,
 )
+from pipeline.server.watch import answers
 from pipeline.triton_models import drain_lock, handover
 from pipeline.triton_models.spans import trace_variables
 
 LOCK, BACKENDS = ".lock", "backends"
-# Free ports are not reserved, and Triton itself sometimes fails to start: see `transient_failure`.
+# Ports are not reserved, and Triton itself sometimes fails to start: see `transient_failure`.
 ATTEMPTS = 3
 
 # Time for tritonserver's guard to end after its gateway.
@@ -113,12 +115,12 @@ def start_server(
         require_no_server(run_dir)
         if (kept := keep_previous(run_dir)) is not None:
             note(f"the previous server ended unexpectedly; its log is now {kept}")
-        (run_dir / VERBOSE_LOG).unlink(missing_ok=True)
-        (run_dir / READY_FILE).unlink(missing_ok=True)
         handover.prepare_handover(run_dir / handover.HANDOVER)
         if with_gateway:
             stop_service(run_dir, GATEWAY)  # of a server that was killed
         for attempt in range(ATTEMPTS):
+            for name in (LOG, VERBOSE_LOG, READY_FILE):
+                (run_dir / name).unlink(missing_ok=True)
             server = _begin(
                 resolved, repository, run_dir, make_command, with_openai, with_gateway, fleet_dir or run_dir
             )
@@ -132,7 +134,8 @@ def start_server(
                 stopped = was_stopped(run_dir / LOG)  # by another process
                 server.stop()
                 if isinstance(error, ServerError) and not stopped:
-                    if attempt + 1 < ATTEMPTS and (reason := _transient_failure(resolved, server)):
+                    logs = [server.log_path, *([] if server.gateway is None else [server.gateway.log_path])]
+                    if attempt + 1 < ATTEMPTS and (reason := transient_failure(logs)):
                         note(f"{reason}; starting again")
                         continue
                     write_end(run_dir / LOG, False, "it did not get ready")
@@ -239,10 +242,11 @@ def _begin(
 def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> None:
     note("loading the models")
     deadline = time.monotonic() + timeout_s
-    while not is_ready(server.state):
+    while not _serves(server):
         has_gateway_ended = server.gateway is not None and server.gateway.poll() is not None
         # The guard of tritonserver ends the gateway first, then itself.
-        if server.has_triton_ended(GATEWAY_LEAD_S if has_gateway_ended else 0.0):
+        has_ended = server.has_triton_ended(GATEWAY_LEAD_S if has_gateway_ended else 0.0)
+        if has_ended or cannot_listen(server.log_path):
             raise ServerError(explain_failure(server.log_path))
         if server.gateway is not None and has_gateway_ended:
             raise ServerError(
@@ -257,11 +261,16 @@ def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> No
         time.sleep(0.1)
 
 
-def _transient_failure(resolved: ResolvedConfig, server: RunningServer) -> str | None:
-    """Reason of a failed start after which a second one may succeed, else None."""
-    asked, gateway = resolved.profile.server, server.gateway
-    free_ports = gateway is not None or 0 in (asked.http_port, asked.grpc_port, asked.metrics_port)
-    return transient_failure([server.log_path, *([] if gateway is None else [gateway.log_path])], free_ports)
+def _serves(server: RunningServer) -> bool:
+    """Whether a server is ready, and its processes listen on all of their ports."""
+    state, gateway = server.state, server.gateway
+    if not is_ready(state) or (gateway and not listens(gateway.state.server_id, gateway.state.ports.values())):
+        return False
+    triton = state.triton
+    if state.clean_up:  # the processes in a container cannot be examined
+        return answers(f"http://{triton.metrics}/metrics")  # Triton opens this port last
+    addresses = (triton.http, triton.grpc, triton.metrics)
+    return listens(state.server_id, [int(address.rpartition(":")[2]) for address in addresses])
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from pipeline.server.state import (
     end_guards,
     end_leftovers,
     is_guard,
+    listens,
     read_state,
     service_dir,
 )
@@ -152,7 +153,7 @@ def wait_until_ready(services: Iterable[RunningService], note: Note = lambda tex
     for running in services:
         service, noted = running.service, time.monotonic()
         deadline = noted + service.startup_timeout_s
-        while not service.is_ready():
+        while not (service.is_ready() and listens(running.state.server_id, service.ports.values())):
             if running.poll() is not None:
                 if was_stopped(running.log_path):
                     raise ServerError(f"The service {service.name} was stopped before it was ready.")

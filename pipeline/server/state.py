@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -153,6 +153,17 @@ def read_state(path: Path, kind: type[State]) -> State | None:
 def is_ready(state: ServerState) -> bool:
     """Whether a server is ready for requests."""
     return answers(f"{state.http_url}/v2/health/ready")
+
+
+def listens(server_id: str, ports: Collection[int]) -> bool:
+    """Whether the processes with an id accept connections on all of these ports. After a race for a free port another
+    program does, and its answers could look like those of the server."""
+    found = set()
+    for pid in marked_processes(server_id):
+        with suppress(psutil.Error):
+            connections = psutil.Process(pid).net_connections("tcp")
+            found |= {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
+    return found.issuperset(ports)
 
 
 def end_guards(drains: Mapping[int, bool]) -> None:

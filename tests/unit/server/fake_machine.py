@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Answers "ready" on rank 0, writes down its words, and leaves shared memory behind. {body}: what else it does before.
-# It speaks HTTP itself: the import of http.server takes as long as all else that it does.
+# Rank 0 answers "ready" and listens on its other ports. Each writes down its words, and leaves shared memory behind.
+# {body}: what else it does before. It speaks HTTP itself: the import of http.server takes as long as all else it does.
 TRITONSERVER = """
-import json, os, pathlib, socket, subprocess, sys, time
+import json, os, pathlib, select, socket, subprocess, sys, time
 folder = pathlib.Path({record!r})
 flags = dict(word.lstrip("-").split("=", 1) for word in sys.argv[1:] if "=" in word)
 prefix = flags["backend-config"].split("shm-region-prefix-name=")[1]
@@ -20,8 +20,10 @@ os.rename(folder / (prefix + ".part"), folder / (prefix + ".json"))
 {body}
 if "model-control-mode" in flags:
     time.sleep(600)
-listener = socket.create_server(("127.0.0.1", int(flags["http-port"])))
+ports = [int(flags[name + "-port"]) for name in ("http", "grpc", "metrics")]
+listeners = [socket.create_server(("127.0.0.1", port)) for port in ports]
 while True:
+    listener = select.select(listeners, [], [])[0][0]
     with listener.accept()[0] as connection:
         connection.recv(65536)
         connection.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n")

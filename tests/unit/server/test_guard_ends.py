@@ -17,6 +17,7 @@ import pytest
 
 from pipeline.engine.command import Listening, StartCommand
 from pipeline.errors import ServerError
+from pipeline.server.command import listening_words
 from pipeline.server.guard import OWNER, STOP_SECONDS, GuardSpec
 from pipeline.server.processes import model_processes, shm_files
 from pipeline.server.server import stop_server
@@ -177,7 +178,7 @@ def test_what_outlives_the_processes_is_removed_by_its_command(fake, tmp_path):
     def make(listening: Listening, server_id: str) -> StartCommand:
         argv = [
             *server_command,
-            f"--http-port={listening.ports.http}",
+            *listening_words(listening),
             f"--backend-config=python,shm-region-prefix-name={server_id}",
         ]
         return StartCommand(argv, dict(os.environ), ("touch", str(removed)))
