@@ -65,17 +65,23 @@ class _Command(TyperCommand):
 
 class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
+        result = super().invoke(ctx)
+        if sys.stdout:
+            sys.stdout.flush()
+        return result
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
         """Run a command. If the reader of stdout has ended, as in `| head`, exit as after SIGPIPE."""
         try:
-            result = super().invoke(ctx)
-            if sys.stdout:
-                sys.stdout.flush()
-        except BrokenPipeError as error:
-            if not output.has_lost_reader():  # typer would exit without a message
+            return super().main(*arguments, **options)
+        except (BrokenPipeError, SystemExit) as end:
+            error = end.__context__ if isinstance(end, SystemExit) else end  # typer exits with 1, without a message
+            if not isinstance(error, BrokenPipeError):
+                raise
+            if not output.has_lost_reader():
                 raise RuntimeError("a process or a server closed its connection") from error
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at its end
             raise SystemExit(128 + signal.SIGPIPE) from error
-        return result
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_flag_types(super().get_params(ctx))

@@ -30,17 +30,19 @@ from pipeline.cli.tables import fitted
 from pipeline.engine.compilation import SECONDS_PER_LINE
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise  # the BrokenPipeError, which `app` handles for every way of writing
+def _raise(console: Console) -> None:
+    raise  # the BrokenPipeError, which `app` handles for every way of writing
 
+
+# rich would exit with code 1. It does so in all consoles, of which typer makes its own for help texts.
+Console.on_broken_pipe = _raise  # type: ignore[assignment]
 
 # Without a terminal, tables are as wide as their content instead of 80 columns. A closed stdout is None.
 # No output is markup, and ":car:" in a path stays as it is: texts hold names of the user's and outputs of models.
-console = _Console(
+console = Console(
     highlight=False, soft_wrap=True, emoji=False, width=None if sys.stdout and sys.stdout.isatty() else 160
 )
-notes = _Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+notes = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def has_lost_reader() -> bool:

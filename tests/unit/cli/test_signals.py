@@ -146,7 +146,9 @@ def test_a_command_under_nohup_survives_its_terminal() -> None:
     subprocess.run([sys.executable, "-c", ignored], timeout=PATIENCE_S, check=True)
 
 
-@pytest.mark.parametrize("arguments", [("models",), ("models", "--json"), ("--version",)])
+@pytest.mark.parametrize(
+    "arguments", [("models",), ("models", "--json"), ("--version",), (), ("--help",), ("trie", "build", "--help")]
+)
 def test_a_command_whose_reader_has_ended_exits_as_if_by_sigpipe_and_without_a_message(arguments: tuple[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
