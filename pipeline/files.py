@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+# Standard output, whatever a shell redirects it to.
+STDOUT = Path("/dev/stdout")
+
+
 def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
     """Write a file atomically (text as UTF-8): write a temporary file beside it, flush it to disk, rename it. Also
     removes temporary files of killed writers. A link is kept, and the file that it names is written; a pipe or a device
@@ -38,12 +42,13 @@ def write_whole(path: Path, content: str | Iterable[bytes], private: bool = Fals
 
 
 def is_stream(path: Path) -> bool:
-    """Whether path is a pipe or a device, such as /dev/stdout: another file must not take its place."""
-    return path.exists() and not path.is_file() and not path.is_dir()
+    """Whether path is standard output, a pipe or a device: another file must not take its place."""
+    return path == STDOUT or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def _write_stream(path: Path, content: str | Iterable[bytes]) -> None:
-    with path.open("wb") as stream:
+    # Opened by its name, a file to which a shell redirects standard output would begin again.
+    with open(1, "wb", closefd=False) if path == STDOUT else path.open("wb") as stream:
         stream.writelines(_pieces(content))
 
 

@@ -74,14 +74,14 @@ class _Group(TyperGroup):
         """Run a command. If the reader of stdout has ended, as in `| head`, exit as after SIGPIPE."""
         try:
             return super().main(*arguments, **options)
-        except (BrokenPipeError, SystemExit) as end:
-            error = end.__context__ if isinstance(end, SystemExit) else end  # typer exits with 1, without a message
-            if not isinstance(error, BrokenPipeError):
-                raise
-            if not output.has_lost_reader():
+        except (BrokenPipeError, SystemExit, UserError) as end:
+            error = end if isinstance(end, BrokenPipeError) else end.__context__
+            if isinstance(error, BrokenPipeError) and output.has_lost_reader():
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at its end
+                raise SystemExit(128 + signal.SIGPIPE) from error
+            if isinstance(error, BrokenPipeError) and not isinstance(end, UserError):  # typer exits without a message
                 raise RuntimeError("a process or a server closed its connection") from error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at its end
-            raise SystemExit(128 + signal.SIGPIPE) from error
+            raise
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_flag_types(super().get_params(ctx))

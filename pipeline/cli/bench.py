@@ -83,7 +83,7 @@ def bench(
         str | None, typer.Option("--url", help="gRPC address of a server to measure, host:port; default: in process.")
     ] = None,
     allow_remote: shared.AllowRemote = False,
-    json_path: Annotated[Path | None, typer.Option("--json", help="File for all measurements, as JSON.")] = None,
+    json_path: Annotated[Path | None, shared.output_file("--json", what="File for all measurements, as JSON")] = None,
 ) -> None:
     """Measure strategies against plain decoding, interleaved in one process, and check every output."""
     if baselines:
@@ -154,8 +154,8 @@ def report(
     results: Annotated[
         Path, typer.Argument(help="Output of `lookahead bench --json`; - is standard input.", parser=shared.input_path)
     ],
-    html: Annotated[Path | None, typer.Option("--html", help="HTML file to write, with tables and plots.")] = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", help="Markdown file to write.")] = None,
+    html: Annotated[Path | None, shared.output_file("--html", what="HTML file to write, with tables and plots")] = None,
+    markdown: Annotated[Path | None, shared.output_file("--markdown", what="Markdown file to write")] = None,
     svg: Annotated[
         Path | None,
         typer.Option("--svg", help="Write a plot of the speeds by task to PATH-light.svg and PATH-dark.svg."),
@@ -170,6 +170,8 @@ def report(
     loaded = load_results(results)
     if html is not None and markdown is not None and html.resolve() == markdown.resolve():
         raise UserError(f"--html and --markdown are both {html}. Name two files.")
+    if svg == Path("-"):
+        raise UserError("--svg writes two files, whose paths begin with its value; found -.")
     for path in filter(None, (html, markdown)):
         require_other(path, results)
     if html is not None:

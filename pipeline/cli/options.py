@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ import typer
 from pipeline.cli import output
 from pipeline.config.places import places
 from pipeline.errors import UserError
+from pipeline.files import STDOUT
 
 if TYPE_CHECKING:
     from pipeline.config.schema import ResolvedConfig
@@ -28,6 +29,24 @@ MOST_REQUESTS = 1024
 def input_path(written: str) -> Path:
     """Path of an input file; `-` is standard input."""
     return Path("/dev/stdin" if written == "-" else written)
+
+
+def output_location(written: str) -> str:
+    """Path or URL of an output file; `-` is standard output. Other results then go to stderr."""
+    location = str(STDOUT) if written == "-" else written
+    if location == str(STDOUT):
+        output.results_to_stderr()
+    return location
+
+
+def output_path(written: str) -> Path:
+    """Path of an output file, see `output_location`."""
+    return Path(output_location(written))
+
+
+def output_file(*names: str, what: str, parser: Callable[[str], object] = output_path) -> Any:
+    """An option that names an output file. what: content of the file."""
+    return typer.Option(*names, help=f"{what}; - is standard output.", parser=parser, metavar="<path>")
 
 
 Model = Annotated[

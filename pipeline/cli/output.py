@@ -52,6 +52,11 @@ def has_lost_reader() -> bool:
     return bool(poll.poll(0))
 
 
+def results_to_stderr() -> None:
+    """Print all further results on stderr, because an output file is stdout."""
+    console.stderr = True
+
+
 def say(text: str) -> None:
     """Print a line of the result on stdout."""
     console.print(text, markup=False)
@@ -78,7 +83,7 @@ def records(rows: Iterable[Mapping[str, object]]) -> None:
 
 def print_json(value: Any) -> None:
     """Print the result as JSON on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(value, indent=2, ensure_ascii=False), file=console.file)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import Json, input_path
+from pipeline.cli.options import Json, input_path, output_file, output_location
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +23,12 @@ Tokenizer = Annotated[
     Path | None,
     typer.Option("--tokenizer", help="Folder with tokenizer.json; needed for rows of text."),
 ]
-Out = Annotated[str, typer.Option("--out", "-o", help="Snapshot to write: a file, or a URL such as s3://bucket/key.")]
+Out = Annotated[
+    str,
+    output_file(
+        "--out", "-o", what="Snapshot to write: a file, or a URL such as s3://bucket/key", parser=output_location
+    ),
+]
 Snapshot = Annotated[str, typer.Argument(help="Snapshot of a trie: a file or a URL.")]
 
 
@@ -99,7 +104,8 @@ def inspect(
 def prune(
     snapshot: Snapshot,
     out: Annotated[
-        str | None, typer.Option("--out", "-o", help="Output file or URL; default: the snapshot itself.")
+        str | None,
+        output_file("--out", "-o", what="Output file or URL; default: the snapshot itself", parser=output_location),
     ] = None,
     times: Annotated[int, typer.Option("--times", help="Number of times to halve the counts.", min=1, max=31)] = 1,
     as_json: Json = False,

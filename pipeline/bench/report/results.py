@@ -132,7 +132,9 @@ def save_text(path: Path, text: str) -> None:
 
 def require_other(path: Path, *inputs: Path | None) -> None:
     """Raise UserError if the output file is one of the inputs, which would be lost."""
-    if path.exists() and any(other and other.exists() and path.samefile(other) for other in inputs):
+    if is_stream(path) or not path.exists():  # input and output can be the same terminal
+        return
+    if any(other and other.exists() and path.samefile(other) for other in inputs):
         raise UserError(f"{path} is the input, and would be overwritten. Name another file for the output.")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import MOST_DRAFT_TOKENS, numbers, words
+from pipeline.cli.options import MOST_DRAFT_TOKENS, numbers, output_file, words
 from pipeline.cli.trie import MOST_MIB, BranchLength, Tokenizer, encoder, new_trie
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def bench_trie(
     queries: Annotated[int, typer.Option("--queries", help="Draft trees retrieved at each size.", min=1)] = 2000,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the synthetic stream.", min=0)] = 0,
     peers: Annotated[str, typer.Option("--peers", help="Further draft sources: prompt-lookup (of transformers).")] = "",
-    json_path: Annotated[Path | None, typer.Option("--json", help="Output file in JSON.")] = None,
+    json_path: Annotated[Path | None, output_file("--json", what="Output file in JSON")] = None,
 ) -> None:
     """Measure insertion, memory and retrieval of the trie, and of other sources on the same text."""
     from lookahead_research import trie_bench

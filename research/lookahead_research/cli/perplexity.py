@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli import options as shared
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Data, Model, Profile, Set, limit_to, resolve
 
 
 def perplexity(
-    model: Model = DEFAULT_MODEL,
-    profile: Profile = DEFAULT_PROFILE,
-    overrides: Set = None,
-    data: Data = None,
-    limit: Annotated[int | None, limit_to("rows")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Output file of scores.")] = None,
+    model: shared.Model = shared.DEFAULT_MODEL,
+    profile: shared.Profile = shared.DEFAULT_PROFILE,
+    overrides: shared.Set = None,
+    data: shared.Data = None,
+    limit: Annotated[int | None, shared.limit_to("rows")] = None,
+    json_path: Annotated[Path | None, shared.output_file("--json", what="Output file of scores")] = None,
     against: Annotated[
         Path | None, typer.Option("--against", help="File of another engine's scores for the same texts.")
     ] = None,
@@ -36,7 +36,7 @@ def perplexity(
         require_writable(json_path, data, against)
     others = None if against is None else load_scores(against)
     rows = load_workload(data or DEFAULT_PROMPTS, limit)
-    wanted = resolve(model, profile, overrides)
+    wanted = shared.resolve(model, profile, overrides)
     with output.working("opening the engine") as note:
         opened = open_in_process(build_engine(wanted, places(), note=note).artifact)
     texts = [(row.row_id, opened.codec.encode(" ".join((row.system, *row.turns)).strip())) for row in rows]

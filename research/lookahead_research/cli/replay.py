@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import MOST_DRAFT_TOKENS, Outputs, limit_to, numbers, words
+from pipeline.cli.options import MOST_DRAFT_TOKENS, Outputs, limit_to, numbers, output_file, words
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def replay(
         ),
     ] = None,
     limit: Annotated[int | None, limit_to("rows")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Output file in JSON.")] = None,
+    json_path: Annotated[Path | None, output_file("--json", what="Output file in JSON")] = None,
 ) -> None:
     """Count the verify steps of known outputs with a draft source.
 

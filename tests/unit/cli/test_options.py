@@ -1,4 +1,4 @@
-"""Options that take lists of numbers, or input files."""
+"""Options that take lists of numbers, or input and output files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.cli.options import numbers
+from pipeline.decoding.trie.snapshot import load_trie
 from pipeline.errors import UserError
 from tests.patience import PATIENCE_S
 
@@ -45,3 +47,28 @@ def test_a_dash_is_standard_input(command: str, tmp_path: Path):
     )
     assert done.returncode == 2
     assert done.stderr.startswith(b"error: /dev/stdin cannot be read")
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_an_output_file_can_be_standard_output_which_then_holds_nothing_else(
+    name: str, as_json: tuple[str, ...], tmp_path: Path
+):
+    (tmp_path / "rows.jsonl").write_text('{"prompt_ids": [9, 9], "output_ids": [1, 2, 3, 1, 2]}\n')
+    with (tmp_path / "whole").open("ab") as whole:  # as `>>` of a shell does
+        whole.write(b"before\n")
+        whole.flush()
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline", "trie", "build", "rows.jsonl", "--out", name, *as_json],
+            cwd=tmp_path,
+            stdout=whole,
+            stderr=subprocess.PIPE,
+            timeout=PATIENCE_S,
+            check=True,
+        )
+    before, content = (tmp_path / "whole").read_bytes().split(b"\n", 1)
+    assert before == b"before"
+    (tmp_path / "a.trie").write_bytes(content)
+    assert load_trie(tmp_path / "a.trie").count(np.asarray([1, 2, 3], np.int32)) == 1
+    assert b"tokens_held" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "rows.jsonl", "a.trie"}

@@ -147,13 +147,21 @@ def test_a_command_under_nohup_survives_its_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("models",), ("models", "--json"), ("--version",), (), ("--help",), ("trie", "build", "--help")]
+    "command",
+    ["models", "models --json", "--version", "", "--help", "trie build --help", "trie build rows.jsonl --out -"],
 )
-def test_a_command_whose_reader_has_ended_exits_as_if_by_sigpipe_and_without_a_message(arguments: tuple[str]) -> None:
+def test_a_command_whose_reader_has_ended_exits_as_if_by_sigpipe_and_without_a_message(
+    command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"token_ids": [1, 2, 3]}\n')
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline", *arguments], timeout=PATIENCE_S, stdout=writer, stderr=subprocess.PIPE
+        [sys.executable, "-m", "pipeline", *command.split()],
+        cwd=tmp_path,
+        timeout=PATIENCE_S,
+        stdout=writer,
+        stderr=subprocess.PIPE,
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

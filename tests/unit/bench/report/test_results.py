@@ -101,3 +101,6 @@ def test_a_report_takes_any_path_of_a_plot(tmp_path: Path, monkeypatch: pytest.M
     for path in ("plot", "."):
         assert exit_code("report", "results.json", "--svg", path) == 0
         assert (tmp_path / f"{path}-light.svg").is_file()
+    before = sorted(tmp_path.iterdir())
+    assert exit_code("report", "results.json", "--svg", "-") == 2
+    assert sorted(tmp_path.iterdir()) == before
