@@ -120,11 +120,12 @@ def status(as_json: Json = False) -> None:
     from pipeline.server.log import LOG, crash_log, kept_log
     from pipeline.server.metrics import read_figures
     from pipeline.server.processes import seconds_since_start
-    from pipeline.server.run_folders import run_dir
+    from pipeline.server.run_folders import RUN, run_dir
     from pipeline.server.service import find_services
-    from pipeline.server.state import find_replicas, find_server, is_ready
+    from pipeline.server.state import STATE, find_replicas, find_server, is_ready
 
-    folder = run_dir(places())
+    where = places()
+    folder = run_dir(where)
     state = find_server(folder)
     if state is None:
         log = crash_log(folder)
@@ -133,6 +134,8 @@ def status(as_json: Json = False) -> None:
         else:
             ended = "" if log is None else f"; the log of a process that exited is in {log}"
             output.say(f"no server is running{ended}")
+        if where.shared_engines and any((where.shared_engines / RUN).rglob(STATE)):
+            output.note(f"another user may run one from {where.shared_engines}; clients take its address with --url")
         raise typer.Exit(2)
     ready = is_ready(state)
     log = kept_log(folder)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from pipeline.cli.server import announce
+from pipeline.config.places import places
 from pipeline.config.schema import ApiKey, ServerConfig
 from pipeline.server.installation import VARIABLE
 from pipeline.server.log import write_end
@@ -44,6 +46,16 @@ def test_status_names_the_log_of_a_server_that_died(engines, capsys, stopped):
     assert (str(log) in out.replace("\n", "")) is not stopped
     code, out, _ = run(capsys, "status", "--json")
     assert json.loads(out) == {"running": False, "crash_log": None if stopped else str(log)}
+
+
+def test_status_names_the_folder_of_another_users_server_whose_state_is_private(engines, tmp_path, monkeypatch, capsys):
+    own = replace(places(), engines=tmp_path / "own", shared_engines=engines)
+    monkeypatch.setattr("pipeline.cli.server.places", lambda: own)
+    assert "another user" not in run(capsys, "status")[2]
+    (engines / ".run" / "server.json").touch(0o000)
+    code, out, err = run(capsys, "status")
+    assert (code, out) == (2, "no server is running\n")
+    assert f"another user may run one from {engines}" in err.replace("\n", "")
 
 
 def test_switch_needs_a_server_and_a_profile(engines, capsys):
