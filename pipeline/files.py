@@ -15,9 +15,10 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-
 # Standard output, whatever a shell redirects it to.
 STDOUT = Path("/dev/stdout")
+# Less than a start writes: logs, state files and the files of a model card.
+_LITTLE_SPACE = 1 << 20
 
 
 def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
@@ -148,11 +149,20 @@ def partial_path(path: Path) -> Path:
 
 
 def log_tail(path: Path, num_lines: int = 20) -> str:
-    """The last lines of a log."""
-    try:
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
-    except FileNotFoundError:
-        return ""
+    """The last lines of a log, and a line about a full disk, on which a log lacks the reason of a failure."""
+    lines: list[str] = []
+    with suppress(FileNotFoundError):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:]
+    return "\n".join([*lines, *about_full_disk(path.parent)])
+
+
+def about_full_disk(folder: Path) -> list[str]:
+    """One line if hardly anything can be written into a folder, else none."""
+    space = os.statvfs(folder)
+    free = space.f_bavail * space.f_frsize
+    if free >= _LITTLE_SPACE or not space.f_blocks:  # some file systems report no sizes
+        return []
+    return [f"The disk of {folder} has {free >> 10} KiB left. Free some; the log may lack the reason."]
 
 
 def read_arrays(file: Path | BinaryIO) -> dict[str, npt.NDArray[Any]]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from pipeline.files import about_full_disk
 from pipeline.server.log import VERBOSE_LOG, was_stopped
 
 # Triton reports a failed Python model as "failed to load 'name' version 1: Internal: <Exception>: <text>\n\nAt:\n ...".
@@ -72,7 +73,7 @@ def explain_failure(log_path: Path) -> str:
         if _DEAD_PROCESS.search(reason):
             reason = "its process died. Too little memory is the usual cause; the kernel's log (`dmesg`) shows it."
         return f"The model {found['model']} could not be loaded: {reason}\nLog: {log_path}"
-    tail = "\n".join(text.splitlines()[-TAIL_LINES:])
+    tail = "\n".join([*text.splitlines()[-TAIL_LINES:], *about_full_disk(log_path.parent)])
     return f"The server ended before it was ready. End of {log_path}:\n{tail}"
 
 

@@ -50,6 +50,19 @@ def test_a_server_without_room_in_shared_memory_says_so(served: PreparedServer, 
 
 
 @needs_namespaces
+def test_the_end_of_a_log_on_a_full_disk_says_so(tmp_path: Path) -> None:
+    code = f"from pathlib import Path; from pipeline.files import log_tail; print(log_tail(Path('{tmp_path}/log')))"
+    script = (
+        f'mount -t tmpfs -o size=64k tmpfs {tmp_path} && echo words > {tmp_path}/log && exec {sys.executable} -c "$0"'
+    )
+    argv = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, code]
+
+    done = subprocess.run(argv, cwd=CODE, capture_output=True, text=True, timeout=300, check=True)
+
+    assert done.stdout.startswith(f"words\nThe disk of {tmp_path} has ")
+
+
+@needs_namespaces
 def test_an_engine_on_a_full_disk_says_so_and_leaves_no_part(where: Places, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
