@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import glob
 import os
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ _MODEL_PROCESS = b"triton_python_backend_stub"[:15]
 # path is fixed in the library.
 _PYTHON_BACKEND = b"/libtriton_python.so"
 _ENVIRONMENTS = "/tmp/python_env_*"
+# Signals of crashes, as the kernel shows a set of signals.
+_CRASHES = 1 << signal.SIGABRT - 1 | 1 << signal.SIGSEGV - 1
 
 
 def marked_processes(server_id: str) -> list[int]:
@@ -70,6 +73,14 @@ def is_suspended(pid: int) -> bool:
     """Whether a signal such as SIGSTOP has suspended a process."""
     with suppress(OSError):
         return bool(_stat(pid)[0] == "T")
+    return False
+
+
+def is_crashing(pid: int) -> bool:
+    """Whether the main thread of a process handles a crash. The kernel blocks the signal meanwhile. Triton's handler
+    prints a trace, for which it can wait forever, and other threads continue to answer."""
+    with suppress(OSError):
+        return bool(_stat(pid)[29] & _CRASHES)
     return False
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from pipeline.server.processes import is_suspended, marked_processes, model_processes, work_of
+from pipeline.server.processes import is_crashing, is_suspended, marked_processes, model_processes, work_of
 
 # Limit of processor seconds plus megabytes read between two checks, for idle processes.
 _IDLE_WORK = 0.5
@@ -72,7 +72,8 @@ class HangWatch:
 
     def _is_alive(self) -> bool:
         suspended = any(map(is_suspended, model_processes(self._server_id)))
-        return not suspended and answers(f"{self._url}/v2/health/live")
+        crashing = any(map(is_crashing, marked_processes(self._server_id)))
+        return not suspended and not crashing and answers(f"{self._url}/v2/health/live")
 
 
 class ServiceWatch:

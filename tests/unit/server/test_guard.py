@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,7 +18,7 @@ from pipeline.server import guard
 from pipeline.server import watch as module
 from pipeline.server.guard import READY_FILE, GuardSpec
 from pipeline.server.leftovers import remove_leftovers
-from pipeline.server.processes import MARK, is_suspended, model_processes
+from pipeline.server.processes import MARK, is_crashing, is_suspended, model_processes
 from pipeline.server.watch import HangWatch, ModelWatch, ServiceWatch
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for, wait_for_guard
@@ -192,6 +193,16 @@ def test_a_server_with_a_suspended_model_hangs(start_model, monkeypatch):
     os.kill(model.pid, signal.SIGSTOP)
     wait_for(lambda: is_suspended(model.pid))
     assert server.found(40) == "it did not answer for 30 s"
+
+
+def test_a_server_whose_crash_does_not_end_hangs(monkeypatch):
+    server = FakeServer(monkeypatch)
+    code = "import os, signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGABRT}); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-S", "-c", code], env={MARK: SERVER}) as process:
+        wait_for(lambda: is_crashing(process.pid))
+        assert server.found(40) == "it did not answer for 30 s"
+        process.kill()
+    assert not is_crashing(process.pid)
 
 
 def test_a_server_that_was_suspended_with_its_guard_does_not_hang(monkeypatch):
