@@ -37,8 +37,6 @@ _SPEC, READY_FILE = "guard.json", "ready"
 # Environment variable with the pid of a process. Servers with this variable end with that process, even detached ones.
 OWNER = "LOOKAHEAD_OWNER_PID"
 STOP_SECONDS = 15.0
-# Time limit for ending a server that still loads its models. Triton itself would end only after loading.
-_LOADING_SECONDS = 1.0
 # Time for running requests to finish after SIGUSR1.
 DRAIN_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
@@ -46,9 +44,6 @@ _PR_SET_PDEATHSIG = 1
 MAX_RESTARTS = 3
 _RESTART_WINDOW_S = 600.0
 HANG_SECONDS = 60.0
-# Interval between checks of the models' processes, and time limit of a server that lost one to end by itself.
-_WATCH_SECONDS = 1.0
-_DEGRADED_SECONDS = 2.0
 
 
 class GuardSpec(NamedTuple):
@@ -61,7 +56,9 @@ class GuardSpec(NamedTuple):
     max_restarts: limit of restarts within restart_window_s. companions: state files of services that end with the last
     of the servers in their `ends_with`. leftovers_path: file in which the server lists what to remove at its end, see
     `remove_leftovers`. watched_url, watched_needs: see `ServiceWatch`, once READY_FILE exists. waits_for: URLs, one of
-    which must answer before a restart."""
+    which must answer before a restart. watch_seconds: interval of the checks. degraded_seconds: time limit of a server
+    that lost a model's process to end by itself. loading_seconds: time limit for ending a server that still loads its
+    models; Triton itself would end only after loading."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -80,6 +77,9 @@ class GuardSpec(NamedTuple):
     watched_url: str = ""
     watched_needs: Sequence[Sequence[str]] = ()
     waits_for: Sequence[str] = ()
+    watch_seconds: float = 1.0
+    degraded_seconds: float = 2.0
+    loading_seconds: float = 1.0
 
     @property
     def state_path(self) -> Path:
@@ -225,7 +225,7 @@ def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSp
     service, ready_file = ServiceWatch(spec.watched_url, spec.watched_needs), Path(spec.folder, READY_FILE)
     models = ModelWatch(spec.server_id)
     while True:
-        ready, _, _ = select.select(fds, [], [], _WATCH_SECONDS)
+        ready, _, _ = select.select(fds, [], [], spec.watch_seconds)
         is_ready = watch.is_ready()
         if (requested := _requested_end(fds, ready, spec, is_ready)) is not None:
             return requested
@@ -240,7 +240,7 @@ def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSp
         with suppress(OSError), Path(spec.folder, VERBOSE_LOG).open("r+b") as verbose:  # few servers have it
             limit_size(verbose)
         # Before it is ready, a server that loses a model's process logs the reason and ends by itself.
-        if dead := models.dead_models(_DEGRADED_SECONDS if is_ready else spec.hang_seconds):
+        if dead := models.dead_models(spec.degraded_seconds if is_ready else spec.hang_seconds):
             processes = "process of the model" if len(dead) == 1 else "processes of the models"
             return _End(
                 f"the {processes} {', '.join(dead)} died; the log may say why, else memory was too small", restart=True
@@ -250,7 +250,7 @@ def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSp
 def _wait_until_it_can_start(fds: list[int], spec: GuardSpec) -> _End | None:
     """Wait until the server can be started again. Returns None then, or why it should end instead."""
     while not any_answers(spec.waits_for):
-        ready, _, _ = select.select(fds, [], [], _WATCH_SECONDS)
+        ready, _, _ = select.select(fds, [], [], spec.watch_seconds)
         if (requested := _requested_end(fds, ready, spec, False)) is not None:
             return requested
     return None
@@ -259,7 +259,7 @@ def _wait_until_it_can_start(fds: list[int], spec: GuardSpec) -> _End | None:
 def _requested_end(fds: list[int], ready: list[int], spec: GuardSpec, is_ready: bool) -> _End | None:
     """The end of the server that a signal requests, or the end of the process to which it belongs; None without one.
     ready: of fds. is_ready: whether the server is ready."""
-    wake_fd, patience = fds[0], STOP_SECONDS if is_ready else _LOADING_SECONDS
+    wake_fd, patience = fds[0], STOP_SECONDS if is_ready else spec.loading_seconds
     if wake_fd in ready and (received := set(os.read(wake_fd, 64)) - {signal.SIGCHLD}):
         drains = is_ready and received == {signal.SIGUSR1}
         return _End(signal.Signals(min(received)).name, True, DRAIN_SECONDS if drains else patience)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -174,7 +175,21 @@ def end_guards(drains: Mapping[int, bool]) -> None:
         with suppress(psutil.NoSuchProcess):
             guards.append(psutil.Process(pid))
             guards[-1].send_signal(signal.SIGUSR1 if drain else signal.SIGTERM)
-    psutil.wait_procs(guards, (DRAIN_SECONDS if any(drains.values()) else STOP_SECONDS) + 10)
+    wait_for_ends(guards, (DRAIN_SECONDS if any(drains.values()) else STOP_SECONDS) + 10)
+
+
+def wait_for_ends(processes: Sequence[psutil.Process], timeout_s: float) -> None:
+    """Wait until processes have ended, also those that their parents have not collected: pid 1 of a container may do so
+    late, or never."""
+    deadline = time.monotonic() + timeout_s
+    while any(map(_runs, processes)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def is_guard(pid: int, server_id: str) -> bool:
@@ -212,7 +227,7 @@ def end_leftovers(server_id: str, clean_up: Sequence[str], state_path: Path) -> 
             process = psutil.Process(pid)
             process.kill()
             left.append(process)
-    psutil.wait_procs(left, timeout=5)
+    wait_for_ends(left, timeout_s=5.0)
     run_clean_up(clean_up)
     remove_shm(server_id)
     if load_state(state_path).get("server_id") == server_id:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pipeline.gateway import front_end, http_app
+from pipeline.gateway import http_app
 from pipeline.gateway.openai_body import choice_requests
 from pipeline.gateway.openai_output import joined_usage
 from pipeline.gateway.tenants import Tenants
@@ -153,8 +153,7 @@ def test_a_stream_carries_the_index_of_each_choice_one_id_and_one_usage():
     assert values[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 24, "total_tokens": 29}
 
 
-def test_the_usage_of_a_choice_whose_stream_breaks_after_it_counts_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(front_end, "_RETRY_PAUSE_S", 0.001)
+def test_the_usage_of_a_choice_whose_stream_breaks_after_it_counts_once():
     usage = event({"id": "id 8", "choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 8}})
     broken: list[int] = []
 

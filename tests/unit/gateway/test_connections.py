@@ -72,7 +72,7 @@ def test_slow_headers_are_cut_off_and_slow_answers_are_not():
         async with serving() as address:
             silent, dripping, *quick = await asyncio.gather(
                 ask(address),
-                ask(address, *(bytes([byte]) for byte in REQUEST), pause_s=0.05),
+                ask(address, *(bytes([byte]) for byte in REQUEST), pause_s=0.02),
                 ask(address, REQUEST),
             )
             while not quick[-1].endswith(b"ok") and len(quick) < 20:  # on a busy machine it was not quick
@@ -159,7 +159,7 @@ def test_a_client_that_does_not_read_its_response_is_disconnected_and_a_slow_one
             found = b""
             while data := await asyncio.wait_for(slow.read(1 << 17), PATIENCE_S):
                 found = data
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.005)
             assert found.endswith(b"ok\r\n0\r\n\r\n")
             with anyio.fail_after(PATIENCE_S):
                 while len(ended) < 2:
@@ -195,18 +195,15 @@ def test_the_rest_of_a_refused_body_is_not_read():
     asyncio.run(work())
 
 
-@pytest.mark.parametrize(
-    ("target", "path", "host"),
-    [
-        (b"http://localhost:8080/v2/%61?b=c", "/v2/a", b"localhost:8080"),
-        (b"HTTPS://127.0.0.1", "/", b"127.0.0.1"),
-        (b"http://[::1/v2", "/v2", b"[::1"),
-        (b"//evil/v2", "//evil/v2", b"x"),
-        (b"/http://evil/v2", "/http://evil/v2", b"x"),
-    ],
-)
-def test_a_target_that_is_a_whole_url_is_its_path_and_its_host(target, path, host):
+def test_a_target_that_is_a_whole_url_is_its_path_and_its_host():
     """The host is checked in `for_this_machine`."""
+    found_in = {
+        b"http://localhost:8080/v2/%61?b=c": ("/v2/a", b"localhost:8080"),
+        b"HTTPS://127.0.0.1": ("/", b"127.0.0.1"),
+        b"http://[::1/v2": ("/v2", b"[::1"),
+        b"//evil/v2": ("//evil/v2", b"x"),
+        b"/http://evil/v2": ("/http://evil/v2", b"x"),
+    }
     scopes: list[Any] = []
 
     async def record(scope, receive, send):
@@ -215,10 +212,11 @@ def test_a_target_that_is_a_whole_url_is_its_path_and_its_host(target, path, hos
 
     async def work() -> None:
         async with serving(in_origin_form(record)) as address:
-            assert (await ask(address, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"ok")
+            for target in found_in:
+                assert (await ask(address, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"ok")
 
     asyncio.run(work())
-    assert (scopes[0]["path"], dict(scopes[0]["headers"])[b"host"]) == (path, host)
+    assert [(scope["path"], dict(scope["headers"])[b"host"]) for scope in scopes] == list(found_in.values())
 
 
 def test_pieces_of_a_response_are_sent_at_once():

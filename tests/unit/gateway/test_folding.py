@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from pipeline.gateway import front_end
 from pipeline.gateway.upstream import Unreachable
 from tests.unit.gateway.gateways import behind, events, json_answer, send, streamed
 
@@ -40,11 +39,6 @@ WHOLE = [
     event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}),
     DONE,
 ]
-
-
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_end, "_RETRY_PAUSE_S", 0.001)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])

@@ -131,7 +131,7 @@ async def is_refused(stream: Any) -> bool:
 
 
 def test_a_stream_without_a_request_is_ended_and_one_with_requests_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_stream, "_IDLE_S", 0.5)
+    monkeypatch.setattr(grpc_stream, "_IDLE_S", 0.2)
 
     async def work() -> None:
         async with gateway_to(spec_of(), None) as (channel, _, triton):
@@ -139,7 +139,7 @@ def test_a_stream_without_a_request_is_ended_and_one_with_requests_is_not(monkey
             used = open_stream([pb.ModelInferRequest(model_name="lookahead_bls", id="a")])
             await until(lambda: triton.num_requests == 1)
             for _ in range(3):
-                ended = (grpc.StatusCode.DEADLINE_EXCEEDED, "the stream had no request for 0.5 s; open another one")
+                ended = (grpc.StatusCode.DEADLINE_EXCEEDED, "the stream had no request for 0.2 s; open another one")
                 assert await status_of(open_stream()) == ended
             triton.stop("a")
             assert (await status_of(used))[0] is grpc.StatusCode.OK
@@ -175,7 +175,7 @@ def test_a_request_counts_as_running_until_its_client_has_read_the_response(meth
         async with gateway_to(spec_of(), response(output_ids=LONG)) as (channel, tenants, triton):
             call = await unread(channel, method)
             await until(lambda: triton.num_sent == 1)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.2)
             assert (tenants.num_running, tenants.num_calls) == (1, 1)
             assert len(await call.read()) > LONG.nbytes
             await until(lambda: tenants.num_running == 0)
@@ -189,7 +189,7 @@ def test_a_request_counts_as_running_until_its_client_has_read_the_response(meth
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 def test_a_request_whose_response_is_not_read_ends_at_its_time_limit_and_its_call_stays_open(method: str) -> None:
     async def work() -> None:
-        async with gateway_to(spec_of(request_timeout_s=1), response(output_ids=LONG)) as (channel, tenants, _):
+        async with gateway_to(spec_of(request_timeout_s=0.3), response(output_ids=LONG)) as (channel, tenants, _):
             call = await unread(channel, method)
             await until(lambda: tenants.num_running == 1)
             await until(lambda: tenants.num_running == 0)
@@ -201,7 +201,7 @@ def test_a_request_whose_response_is_not_read_ends_at_its_time_limit_and_its_cal
 
 
 def test_calls_of_a_machine_that_vanished_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_app, "_KEEPALIVE_MS", 500)
+    monkeypatch.setattr(grpc_app, "_KEEPALIVE_MS", 200)
 
     async def work() -> None:
         spec = spec_of()

@@ -46,7 +46,9 @@ CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": []}
 
 
-def test_the_gateway_follows_its_spec_and_says_so(tmp_path: Path):
+def test_the_gateway_follows_its_spec_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gateway, "_POLL_S", 0.02)
+
     async def work() -> list[GatewayStatus]:
         path, spec = tmp_path / "gateway.json", spec_of()
         path.write_text(spec.model_dump_json())
@@ -61,13 +63,13 @@ def test_the_gateway_follows_its_spec_and_says_so(tmp_path: Path):
             statuses.append(GatewayStatus.model_validate_json(status_path(path).read_bytes()))
             return statuses[-1].triton_http == f"triton:{number}"
 
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.1)
         status_path(path).rmdir()
         await until(lambda: says(1))
         held = deployments.current.in_use()
         held.__enter__()
         path.write_text("{")  # half written
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.1)
         path.write_text(
             GatewaySpec.model_validate(spec.model_dump() | {"deployment": deployment_of(2)}).model_dump_json()
         )

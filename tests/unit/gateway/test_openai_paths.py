@@ -67,8 +67,7 @@ def no_endpoint(request: httpx.Request) -> httpx.Response:
 
 
 @pytest.mark.parametrize("absent", [no_worker, no_model, no_endpoint])
-def test_a_completion_is_sent_again_while_its_worker_cannot_be_reached(monkeypatch, absent):
-    monkeypatch.setattr(front_end, "_RETRY_PAUSE_S", 0.001)
+def test_a_completion_is_sent_again_while_its_worker_cannot_be_reached(absent):
     back = behind(lambda request: absent(request) if len(back.requests) < 3 else streamed(a=1))
 
     answer = send(back, "POST", "/v1/chat/completions", json={"model": "m", "messages": []})
@@ -197,9 +196,8 @@ def test_a_conversation_that_only_the_front_end_refuses_is_refused_with_the_plac
 
 
 @pytest.mark.parametrize(("listed_s", "status"), [(60.0, 200), (0.0, 400)])
-def test_a_conversation_is_sent_again_while_a_dead_worker_may_be_listed(monkeypatch, listed_s, status):
+def test_a_conversation_is_sent_again_while_a_dead_worker_may_be_listed(listed_s, status):
     """Its attempts go to the dead worker, while that of the plain prompt finds another one."""
-    monkeypatch.setattr(front_end, "_RETRY_PAUSE_S", 0.001)
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == GENERATE:
@@ -215,8 +213,7 @@ def test_a_conversation_is_sent_again_while_a_dead_worker_may_be_listed(monkeypa
 
 
 @pytest.mark.parametrize("num_failed", [2, 5])
-def test_a_conversation_waits_for_its_worker(monkeypatch, num_failed):
-    monkeypatch.setattr(front_end, "_RETRY_PAUSE_S", 0.001)
+def test_a_conversation_waits_for_its_worker(num_failed):
 
     def answer(request: httpx.Request) -> httpx.Response:
         return no_worker(request) if len(back.requests) <= num_failed else streamed(a=1)

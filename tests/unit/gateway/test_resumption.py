@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.gateway import front_end
 from pipeline.gateway.upstream import Unreachable
 from tests.unit.gateway.gateways import GENERATE, Clock, behind, events, json_answer, send, streamed
 
@@ -20,11 +19,6 @@ LOST = {"error": {"message": "Internal server error", "type": "internal_server_e
 DONE = b"data: [DONE]\n\n"
 TOKENS = ["the ", "", "\u00e4\U0001f600", "rat", " at", " the", "", " tea"]
 CUTS = st.lists(st.integers(0, len(TOKENS)), max_size=5).map(sorted)
-
-
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_end, "_RETRY_PAUSE_S", 0.001)
 
 
 def event(value: Any) -> bytes:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import GatewayConfig, ServerConfig
 from pipeline.engine.backend import backend_of
 from pipeline.engine.command import MakeCommand
+from pipeline.server.guard import GuardSpec
 from pipeline.server.server import RunningServer, start_server
 from pipeline.server.state import find_server
 from tests.patience import PATIENCE_S
@@ -34,7 +38,14 @@ def write(path: Path, body: str = "") -> None:
     write_tritonserver(path, path.parent, f'subprocess.Popen(["sleep", "600"])\n{body}')
 
 
-def slow_end(seconds: int, text: str) -> str:
+def hurry_guards(patch: pytest.MonkeyPatch, **limits: float) -> None:
+    """Let the guards of servers and services check more often, with these limits of their `GuardSpec`."""
+    limits = {"watch_seconds": 0.05, "degraded_seconds": 0.1, "loading_seconds": 0.2, **limits}
+    for room in ("server", "service"):
+        patch.setattr(f"pipeline.server.{room}.GuardSpec", partial(GuardSpec, **limits))
+
+
+def slow_end(seconds: float, text: str) -> str:
     """Code for `write`: after SIGTERM the script sleeps, prints a text and ends."""
     return f"""
 import signal

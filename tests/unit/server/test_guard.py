@@ -105,17 +105,14 @@ def test_a_model_that_one_check_missed_has_not_died(start_model, monkeypatch):
 
 
 @pytest.mark.parametrize("is_ready", [False, True])
-def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_itself(
-    start_model, monkeypatch, tmp_path, is_ready
-):
+def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_itself(start_model, tmp_path, is_ready):
     model = start_model()
-    monkeypatch.setattr(guard, "_WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(guard, "_DEGRADED_SECONDS", 0.0)
     wake_read, wake_write = os.pipe()
     server = subprocess.Popen(["sleep", "600"])
     ends: list[guard._End] = []
     nowhere = "" if is_ready else "http://127.0.0.1:1"
-    spec = GuardSpec([], {}, str(tmp_path), "", SERVER, url=nowhere, hang_seconds=PATIENCE_S)
+    limits = {"hang_seconds": PATIENCE_S, "watch_seconds": 0.01, "degraded_seconds": 0.0}
+    spec = GuardSpec([], {}, str(tmp_path), "", SERVER, url=nowhere, **limits)
     log = (tmp_path / "server.log").open("ab")
     waiting = threading.Thread(target=lambda: ends.append(guard._wait_for_end(server, [wake_read], spec, log)))
     waiting.start()
@@ -140,10 +137,9 @@ def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_
 
 
 def test_a_service_that_fails_is_to_start_again_once_it_has_been_ready(monkeypatch, tmp_path):
-    monkeypatch.setattr(guard, "_WATCH_SECONDS", 0.01)
     monkeypatch.setattr(ServiceWatch, "fails", lambda watch: "it did not answer")
     wake_read, wake_write = os.pipe()
-    spec = GuardSpec([], {}, str(tmp_path), "", SERVER)
+    spec = GuardSpec([], {}, str(tmp_path), "", SERVER, watch_seconds=0.01)
     with subprocess.Popen(["sleep", "0.2"]) as server, (tmp_path / "server.log").open("ab") as log:
         assert guard._wait_for_end(server, [wake_read], spec, log) == guard._End()  # by itself
         (tmp_path / READY_FILE).touch()

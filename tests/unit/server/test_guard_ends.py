@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,22 @@ import pytest
 from pipeline.engine.command import Listening, StartCommand
 from pipeline.errors import ServerError
 from pipeline.server.command import listening_words
-from pipeline.server.guard import OWNER, STOP_SECONDS, GuardSpec
+from pipeline.server.guard import OWNER, STOP_SECONDS
 from pipeline.server.processes import model_processes, shm_files
 from pipeline.server.server import stop_server
 from pipeline.server.state import STATE, find_server, is_ready
 from pipeline.triton_models.handover import HANDOVER, RUNNING
 from tests.servers import left_over, processes_of, wait_for, wait_for_guard
-from tests.unit.server.fake_server import FREE, assert_gone, assert_killed, in_killed_process, slow_end, start, write
+from tests.unit.server.fake_server import (
+    FREE,
+    assert_gone,
+    assert_killed,
+    hurry_guards,
+    in_killed_process,
+    slow_end,
+    start,
+    write,
+)
 
 
 def tritonserver_of(server, fake):
@@ -69,7 +77,7 @@ def test_a_server_is_started_again_although_the_disk_is_full(fake, tmp_path):
 
 
 def test_restarts_of_long_ago_do_not_count(fake, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.server.server.GuardSpec", partial(GuardSpec, restart_window_s=0.0))
+    hurry_guards(monkeypatch, restart_window_s=0.0)
     server = start(tmp_path, FREE.model_copy(update={"max_restarts": 1}))
     for number in (1, 2, 3):
         wait_for(lambda: tritonserver_of(server, fake)).send_signal(signal.SIGKILL)
@@ -110,7 +118,7 @@ def test_no_other_user_can_read_what_a_server_shares_or_says(fake, tmp_path):
 
 
 def test_a_server_that_is_drained_finishes_what_runs(fake, tmp_path):
-    write(fake, slow_end(1, "finished what was running"))  # as Triton ends while requests run
+    write(fake, slow_end(0.3, "finished what was running"))  # as Triton ends while requests run
     server = start(tmp_path, detach=True)
 
     assert stop_server(tmp_path / "run", drain=True) == server.state
@@ -267,7 +275,7 @@ def test_a_server_whose_model_dies_is_started_again_and_says_so(fake, tmp_path):
 
 
 def test_a_server_that_hangs_before_it_is_ready_is_started_again(fake, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.server.server.GuardSpec", partial(GuardSpec, hang_seconds=1.5))
+    hurry_guards(monkeypatch, hang_seconds=0.6)
     flag = tmp_path / "hung"
     write(fake, f"import pathlib\nif not pathlib.Path({str(flag)!r}).exists():\n"
         f"    pathlib.Path({str(flag)!r}).touch()\n    import time\n    time.sleep(600)\n")  # fmt: skip
@@ -276,6 +284,6 @@ def test_a_server_that_hangs_before_it_is_ready_is_started_again(fake, tmp_path,
     state = find_server(server.run_dir)
     assert state is not None
     assert state.restarts
-    assert "did nothing for 2 s before it was ready" in state.restart_reason
+    assert "did nothing for 1 s before it was ready" in state.restart_reason
     server.stop()
     assert_gone(server)

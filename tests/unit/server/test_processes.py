@@ -1,12 +1,16 @@
-"""Removal of temporary folders of killed servers."""
+"""Processes of servers, and removal of temporary folders of killed ones."""
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
 
+import psutil
+
 from pipeline.server import processes
+from pipeline.server.state import wait_for_ends
 
 HOLD = """
 import mmap, sys
@@ -45,3 +49,14 @@ def test_the_time_since_a_start_is_not_that_of_the_wall_clock(monkeypatch):
         assert 0 <= processes.seconds_since_start(process.pid) < 600
         process.kill()
     assert processes.seconds_since_start(process.pid) == 0
+
+
+def test_a_process_that_its_parent_does_not_collect_has_ended():
+    script = "sleep 600 > /dev/null & echo $!; exec sleep 600"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        child.kill()
+        wait_for_ends([child], math.inf)
+        assert child.status() == psutil.STATUS_ZOMBIE
+        parent.kill()

@@ -168,7 +168,7 @@ def test_a_server_that_never_gets_ready_is_stopped(fake, tmp_path):
     write(fake, "import time; time.sleep(600)")
 
     with pytest.raises(ServerError, match="not ready after 1 s"):
-        start(tmp_path, FREE.model_copy(update={"startup_timeout_s": 1.0}))
+        start(tmp_path, FREE.model_copy(update={"startup_timeout_s": 0.6}))
 
     assert find_server(tmp_path / "run") is None
 

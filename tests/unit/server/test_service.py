@@ -25,6 +25,7 @@ from pipeline.server.watch import answers
 from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, processes_of, wait_for
+from tests.unit.server.fake_server import hurry_guards
 
 HTTP = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
 
@@ -42,7 +43,8 @@ def service(name: str = "door", code: str = HTTP, timeout_s: float = PATIENCE_S)
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Iterator[Path]:
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    hurry_guards(monkeypatch)
     yield tmp_path / "run"
     for state in find_services(tmp_path / "run"):
         stop_service(tmp_path / "run", state.name)
