@@ -162,8 +162,6 @@ def report(
     ] = None,
 ) -> None:
     """Write a report of bench results; without an option, Markdown on stdout."""
-    from pipeline.bench.report.page import html_of
-    from pipeline.bench.report.plots import THEMES, speed_picture
     from pipeline.bench.report.report import markdown_of
     from pipeline.bench.report.results import load_results, require_other, save_text
 
@@ -175,12 +173,16 @@ def report(
     for path in filter(None, (html, markdown)):
         require_other(path, results)
     if html is not None:
+        from pipeline.bench.report.page import html_of
+
         save_text(html, html_of(loaded))
         output.note(f"wrote {html}")
     if markdown is not None:
         save_text(markdown, markdown_of(loaded))
         output.note(f"wrote {markdown}")
     if svg is not None:
+        from pipeline.bench.report.plots import THEMES, speed_picture
+
         for theme in THEMES:
             path = Path(f"{svg}-{theme}.svg")
             save_text(path, speed_picture(loaded, theme))

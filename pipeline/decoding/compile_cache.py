@@ -7,7 +7,6 @@ complete needs no compiler. The folder is in the virtual environment, or in the 
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import os
@@ -37,7 +36,7 @@ def loop_sources(package: Path = PACKAGE) -> list[Path]:
         path
         for folder in LOOP_FOLDERS
         for path in sorted((package / folder).rglob("*.py"))
-        if _HOLDS_LOOPS.search(path.read_text())
+        if _HOLDS_LOOPS.search(path.read_text(encoding="utf-8"))
     ]
     for path in found:  # the list grows during the loop
         # This module only locates machine code and does not change it.
@@ -46,10 +45,11 @@ def loop_sources(package: Path = PACKAGE) -> list[Path]:
 
 
 def _imported(path: Path, package: Path) -> list[Path]:
+    # The syntax tree takes eight times as long.
+    imports = re.compile(rf"^[ \t]*from ({package.name}\b[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == package.name:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    for module, imported in imports.findall(path.read_text(encoding="utf-8")):
+        names |= {module, *(f"{module}.{name}" for name in re.findall(r"\w+", imported))}
     files = [package.parent.joinpath(*name.split(".")) for name in sorted(names)]
     candidates = [file for name in files for file in (name.with_suffix(".py"), name / "__init__.py")]
     return [file for file in candidates if file.is_file()]

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.decoding.log_probs import check_wanted
-from pipeline.decoding.sampling import check_sampling
+from pipeline.decoding.sampling_checks import check_sampling
 from pipeline.decoding.strategy import check_strategy
 from pipeline.decoding.tree import IntArray, check_tree
 from pipeline.engine.contract import EngineLimits
-from pipeline.engine.submission import Submission
 from pipeline.errors import RequestError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # clients import this module, and sessions need compiled loops
     from pipeline.decoding.grammar.compiler import Compiler
     from pipeline.decoding.grammar.matcher import Matcher
+    from pipeline.engine.submission import Submission
 
 
 def check_submission(submission: Submission, limits: EngineLimits) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.decoding.sampling import is_finite
+from pipeline.decoding.sampling_checks import is_finite
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import RequestError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.decoding.sampling import is_finite
+from pipeline.decoding.sampling_checks import is_finite
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.engine.admission import require_tokens
 from pipeline.errors import RepositoryError, RequestError

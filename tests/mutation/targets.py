@@ -35,6 +35,7 @@ TARGETS = (
     *map(_decoding, ("accept", "tree", "sampling", "lookahead", "noise", "pool", "split", "strategy")),
     *map(_drafting, ("growth", "calibration", "continuations", "reliability", "learned_state")),
     *map(_planning, ("planner", "cost", "balance", "cost_correction")),
+    _decoding("sampling_checks", "sampling"),
     _drafting("mixing", "mixing", "drafter_recorded"),
     Target(
         "pipeline/decoding/log_probs.py",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.decoding.drafting.reliability import ReliabilityRow
+from pipeline.decoding.drafting.reliability_row import ReliabilityRow
 from pipeline.decoding.planning.cost import CostPoint
 from pipeline.engine.machine_load import MachineLoad
 from pipeline.errors import UserError

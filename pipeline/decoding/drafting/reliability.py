@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.decoding.compiled import compiled
+from pipeline.decoding.drafting.reliability_row import ReliabilityRow
 from pipeline.decoding.tree import BoolArray, DraftTree, FloatArray, IntArray
 
 # Upper ends of the buckets of path probabilities; one more bucket ends at 1.
 BUCKET_ENDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 NUM_BUCKETS = len(BUCKET_ENDS) + 1
-
-
-class ReliabilityRow(NamedTuple):
-    """Verified nodes of one source within one bucket. low, high: ends of the bucket. promised: sum of their path
-    probabilities. accepted: how many of them were accepted."""
-
-    source: str
-    low: float
-    high: float
-    nodes: int
-    promised: float
-    accepted: int
 
 
 class Reliability:

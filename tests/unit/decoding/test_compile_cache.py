@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -71,6 +72,15 @@ def test_what_loops_import_counts_and_what_holds_none_does_not(package: Path):
     tree = package / "decoding" / "tree.py"
     tree.write_text(tree.read_text() + "# changed")
     assert state_of(package, {}) != before
+
+
+def test_the_imports_of_loops_are_those_of_their_syntax_trees():
+    for path in loop_sources():
+        nodes = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ImportFrom)]
+        modules = {node.module for node in nodes} | {f"{node.module}.{a.name}" for node in nodes for a in node.names}
+        files = {PACKAGE.parent.joinpath(*str(module).split(".")) for module in modules}
+        expected = {f for file in files for f in (file.with_suffix(".py"), file / "__init__.py") if f.is_file()}
+        assert set(compile_cache._imported(path, PACKAGE)) == expected
 
 
 def test_settings_of_numba_have_machine_code_of_their_own():

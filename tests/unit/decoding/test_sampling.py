@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from pipeline.decoding.noise import gumbel_noise
 from pipeline.decoding.request import SamplingParams
-from pipeline.decoding.sampling import LARGEST, check_sampling, choose_token, needs_logits
+from pipeline.decoding.sampling import choose_token, needs_logits
+from pipeline.decoding.sampling_checks import LARGEST, check_sampling
 from pipeline.errors import RequestError
 from tests.fakes import VOCAB_SIZE, make_request, table_logits
 
