@@ -13,6 +13,7 @@ The noise is known before the target's pass. Sampling adds it to the logits, so 
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import NamedTuple
@@ -94,6 +95,11 @@ def learn(mix: Mix, num_orders: int, channel_probs: FloatArray, noise: float, wa
             weights[channel, 2] += rate * error
 
 
+@functools.cache
+def _network() -> dict[str, FloatArray]:
+    return {name: np.asarray(values, np.float32) for name, values in json.loads(NETWORK.read_text()).items()}
+
+
 def first_mix(num_sources: int, num_orders: int) -> Mix:
     """The mix of a new drafter. Channels: sources, orders, channels of rows. Without a table it has no network and
     leaves the estimates of a source unchanged.
@@ -102,7 +108,7 @@ def first_mix(num_sources: int, num_orders: int) -> Mix:
     of Spec-Bench, HumanEval and GSM8K, trie and recycling; 10 and 48 draft tokens, cold and warm). It serves for all
     models. All sources have the same weights."""
     assert num_orders <= MAX_ORDERS, "the network has inputs for three orders"
-    network = {name: np.asarray(values, np.float32) for name, values in json.loads(NETWORK.read_text()).items()}
+    network = _network()
     num_units = len(network["output"]) if num_orders else 0
     num_channels = num_sources + num_orders + NUM_ROW_CHANNELS
     weights = np.zeros((num_orders + 1, num_channels + 1, 3), np.float32)

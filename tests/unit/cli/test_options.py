@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from pipeline.cli.options import numbers
 from pipeline.decoding.trie.snapshot import load_trie
 from pipeline.errors import UserError
+from tests.command_line import exit_code
 from tests.patience import PATIENCE_S
 
 
@@ -36,21 +38,25 @@ def test_a_list_that_names_nothing_is_refused(text: str):
 @pytest.mark.parametrize(
     "command", ["report -", "batch - --out out", "load --data - --url localhost:1", "trie build - --out out"]
 )
-def test_a_dash_is_standard_input(command: str, tmp_path: Path):
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", *command.split()],
-        cwd=tmp_path,
-        input=b"\xff",
-        capture_output=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith(b"error: /dev/stdin cannot be read")
+def test_a_dash_is_standard_input(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    reader, writer = os.pipe()
+    os.write(writer, b"\xff")
+    os.close(writer)
+    before = os.dup(0)
+    os.dup2(reader, 0)
+    try:
+        assert exit_code(*command.split()) == 2
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+        os.close(reader)
+    assert capsys.readouterr().err.startswith("error: /dev/stdin cannot be read")
 
 
-@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
-@pytest.mark.parametrize("as_json", [(), ("--json",)])
+@pytest.mark.parametrize(("name", "as_json"), [("-", ()), ("/dev/stdout", ("--json",))])
 def test_an_output_file_can_be_standard_output_which_then_holds_nothing_else(
     name: str, as_json: tuple[str, ...], tmp_path: Path
 ):

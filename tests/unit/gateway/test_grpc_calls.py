@@ -189,7 +189,7 @@ def test_a_request_counts_as_running_until_its_client_has_read_the_response(meth
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 def test_a_request_whose_response_is_not_read_ends_at_its_time_limit_and_its_call_stays_open(method: str) -> None:
     async def work() -> None:
-        async with gateway_to(spec_of(request_timeout_s=0.3), response(output_ids=LONG)) as (channel, tenants, _):
+        async with gateway_to(spec_of(request_timeout_s=1), response(output_ids=LONG)) as (channel, tenants, _):
             call = await unread(channel, method)
             await until(lambda: tenants.num_running == 1)
             await until(lambda: tenants.num_running == 0)

@@ -19,7 +19,7 @@ from pipeline.server.startup import PreparedServer, launch
 from pipeline.server.state import ServerState, find_server
 from pipeline.server.switch import require_other, resolve_other, switch_server
 from tests.servers import BARE, FREE_PORTS
-from tests.unit.server.fake_server import write
+from tests.unit.server.fake_server import hurry_guards, write
 
 OVERRIDES = ("backend=torch", "device=cpu", *FREE_PORTS, *BARE, "model.checkpoint.seed=7")
 FAILS = 'if "bad" in flags["model-repository"]: sys.exit("error: this one does not load")'
@@ -31,6 +31,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[P
     script = tmp_path / "tritonserver"
     write(script, FAILS)
     monkeypatch.setenv(VARIABLE, str(script))
+    hurry_guards(monkeypatch)
     served, folder = serve_of(tmp_path, "latency", "good"), tmp_path / "run"
     state = launch(served, places(), folder, detach=True).state
     yield served, state, folder
