@@ -6,18 +6,8 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli import options as shared
 from pipeline.cli import output
-from pipeline.cli.options import (
-    DEFAULT_MODEL,
-    DEFAULT_PROFILE,
-    Json,
-    Model,
-    Profile,
-    Set,
-    built_artifact,
-    numbers,
-    resolve,
-)
 from pipeline.config.places import places
 from pipeline.errors import ConfigError, UserError
 
@@ -46,7 +36,7 @@ def generate(
     output.say("\n".join(map(str, stale)) or "all generated files are up to date")
 
 
-def versions(as_json: Json = False) -> None:
+def versions(as_json: shared.Json = False) -> None:
     """List the TensorRT-LLM version of each Triton container, and the requirements of the backend."""
     from pipeline.config.registry import backend_names
     from pipeline.engine.backend import backend_of
@@ -60,13 +50,13 @@ def versions(as_json: Json = False) -> None:
 
 
 def pass_times(
-    model: Model = DEFAULT_MODEL,
-    profile: Profile = DEFAULT_PROFILE,
-    overrides: Set = None,
+    model: shared.Model = shared.DEFAULT_MODEL,
+    profile: shared.Profile = shared.DEFAULT_PROFILE,
+    overrides: shared.Set = None,
     tokens: Annotated[str, typer.Option("--tokens", help="Tokens in a pass, separated by commas.")] = "1,8,32",
     context_len: Annotated[int, typer.Option("--context", min=1, help="Cached tokens.")] = 200,
     repeats: Annotated[int, typer.Option("--repeats", min=1, max=100, help="Passes of each size.")] = 20,
-    as_json: Json = False,
+    as_json: shared.Json = False,
 ) -> None:
     """Measure whole passes of the CPU engine against their matrices alone."""
     from dataclasses import asdict
@@ -76,9 +66,9 @@ def pass_times(
     from pipeline.engine.torch.lean.pass_times import pass_times as measure
     from pipeline.engine.torch.load import load_engine
 
-    wanted = resolve(model, profile, overrides)
-    sizes = numbers("--tokens", tokens, wanted.profile.engine.max_draft_tokens + 1)
-    engine = load_engine(built_artifact(wanted))
+    wanted = shared.resolve(model, profile, overrides)
+    sizes = shared.numbers("--tokens", tokens, wanted.profile.engine.max_draft_tokens + 1)
+    engine = load_engine(shared.built_artifact(wanted))
     if not isinstance(engine, LeanEngine):
         raise UserError(
             f"{model} under these settings does not run in the lean pass (docs/architectures.md), which is what "

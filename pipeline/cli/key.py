@@ -32,8 +32,7 @@ def key(
     except ValidationError as error:
         raise RequestError(
             f"{tenant!r} is not a valid tenant name: use up to 64 small letters, digits, dots, dashes and "
-            "underscores, and "
-            "begin with a letter or digit."
+            "underscores, and begin with a letter or digit."
         ) from error
     if as_json:
         output.print_json({"key": made, "tenant": entry.tenant, "key_sha256": entry.key_sha256})

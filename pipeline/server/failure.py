@@ -79,8 +79,5 @@ def explain_failure(log_path: Path) -> str:
 
 def _text(path: Path) -> str:
     """The server's output and Triton's verbose log, if there is one."""
-    return "\n".join(_read(file) for file in (path, path.with_name(VERBOSE_LOG)) if file.is_file())
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+    files = [file for file in (path, path.with_name(VERBOSE_LOG)) if file.is_file()]
+    return "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)

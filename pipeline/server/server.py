@@ -67,10 +67,6 @@ class RunningServer:
     def log_path(self) -> Path:
         return self.run_dir / LOG
 
-    def wait(self) -> int:
-        """Block until the server has ended; return its exit code."""
-        return self.guard.wait()
-
     def poll(self) -> int | None:
         return self.guard.poll()
 

@@ -167,7 +167,7 @@ def test_a_fleet_serves_on_without_its_first_server(fleet: Fleet) -> None:
     """The last test of this fleet."""
     folder, first = fleet.servers[0].run_dir, fleet.state
     os.kill(first.guard_pid, signal.SIGTERM)
-    fleet.servers[0].wait()
+    fleet.servers[0].guard.wait()
 
     state = find_server(folder)
     assert state is not None

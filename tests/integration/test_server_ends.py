@@ -47,7 +47,7 @@ def test_after_kill_9_of_its_guard_nothing_is_left_of_a_server(served, shared_wh
     killed = launch(with_settings(served, shared_where, "server.max_restarts=0"), shared_where, tmp_path)
 
     psutil.Process(killed.state.guard_pid).send_signal(signal.SIGKILL)
-    killed.wait()
+    killed.guard.wait()
 
     # The kernel ends the server, and the next command removes the rest.
     assert find_server(tmp_path) is None

@@ -53,7 +53,7 @@ def test_a_server_that_was_ready_and_dies_is_started_again_so_often_and_then_sta
         dead.append(process.pid)
         process.send_signal(signal.SIGKILL)
 
-    assert server.wait() != 0
+    assert server.guard.wait() != 0
     assert len(set(dead)) == 3
     text = server.log_path.read_text()
     assert "lookahead: restart 2 (signal 9, Killed)" in text
@@ -174,7 +174,7 @@ def test_processes_in_sessions_of_their_own_end_with_the_server(fake, tmp_path):
     psutil.Process(next(p.pid for p in processes_of(server.state.server_id) if str(fake) in p.cmdline())).send_signal(
         signal.SIGKILL
     )
-    server.wait()
+    server.guard.wait()
 
     assert_gone(server)
 
@@ -242,7 +242,7 @@ def test_a_detached_server_ends_with_the_process_that_owns_it(fake, tmp_path, mo
 
     owner.kill()  # as `kill -9` does, so that it can end nothing itself
     owner.wait()
-    server.wait()
+    server.guard.wait()
 
     assert "was stopped (the command that owns it has ended)" in server.log_path.read_text()
     assert_gone(server)

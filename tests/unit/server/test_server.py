@@ -67,7 +67,7 @@ def test_the_running_server_of_another_version_is_not_forgotten(fake, tmp_path):
         stop_server(tmp_path / "run")
 
     psutil.Process(server.state.guard_pid).terminate()
-    server.wait()
+    server.guard.wait()
     assert_gone(server)
 
 
@@ -89,7 +89,7 @@ def test_whatever_is_killed_only_the_log_is_left_and_the_next_start_works(fake, 
     tritonserver = next(p for p in processes_of(server.state.server_id) if str(fake) in p.cmdline())
     for process in {"guard": [guard], "server": [tritonserver], "both": [guard, tritonserver]}[victim]:
         process.send_signal(signal.SIGKILL)
-    server.wait()
+    server.guard.wait()
     assert find_server(tmp_path / "run") is None
     assert_gone(server)
     assert crash_log(tmp_path / "run") == tmp_path / "run" / "server.log"
