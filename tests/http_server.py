@@ -26,10 +26,16 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingHTTPServer):
+    """Of more than five connections at the same time, the kernel would let the others wait for a second."""
+
+    request_queue_size = 128
+
+
 @contextmanager
 def serving(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[int]:
     """Port of a server on this machine for the length of a block. port: 0 for a free one."""
-    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    server = Server(("127.0.0.1", port), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)  # shut down within 10 ms
     thread.start()
     try:

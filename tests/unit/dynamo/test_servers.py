@@ -132,7 +132,6 @@ class Restarting(Server):
 
 
 def test_on_the_only_machine_an_output_waits_for_a_server_that_is_started_again(monkeypatch):
-    monkeypatch.setattr(servers, "_POLL_S", 0.001)
     monkeypatch.setattr(servers, "_SEARCH_S", 0)
 
     assert tokens(ask(Restarting((2, GONE)), Server(is_there=False), has_other_machines=False)) == WHOLE

@@ -123,10 +123,11 @@ class Foreign(BaseRequestHandler):
         self.request.sendall(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\n")
 
 
-def test_a_collector_with_another_protocol_costs_spans_only(logs: Logs) -> None:
+def test_a_collector_with_another_protocol_costs_spans_only(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "_PERIOD_S", 0.02)
     span = span_of("x", SpanContext(TRACE, SPAN), SpanContext(TRACE, SPAN), 0, {})
     with TCPServer(("127.0.0.1", 0), Foreign) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         tracer = Tracer(f"http://127.0.0.1:{server.server_address[1]}/v1/traces", "lookahead-bls")
         tracer.record(span)
         wait_for(lambda: "1 spans could not be sent" in logs.text)
