@@ -6,10 +6,8 @@ import json
 import re
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import kubernetes_validate
@@ -25,6 +23,7 @@ from pipeline.gateway.spec import GatewaySpec
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL
 from pipeline.server.discovery import listed_s
 from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS
+from tests.http_server import Handler, serving
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MANIFESTS, OPERATED = (
@@ -220,15 +219,13 @@ def test_the_health_check_asks_the_server(status, is_healthy):
     assert not [argument for argument in arguments if " " in argument]  # podman's Docker API splits them
     paths = []
 
-    class Answer(BaseHTTPRequestHandler):
+    class Answer(Handler):
         def do_GET(self) -> None:
             paths.append(self.path)
-            self.send_response(status)
-            self.end_headers()
+            self.answer(status=status)
 
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        Thread(target=server.handle_request, daemon=True).start()
-        asked = [argument.replace(f":{PORTS['openai']}/", f":{server.server_port}/") for argument in arguments]
+    with serving(Answer) as port:
+        asked = [argument.replace(f":{PORTS['openai']}/", f":{port}/") for argument in arguments]
         check = subprocess.run([sys.executable, *asked], capture_output=True, timeout=60)
 
     assert (check.returncode == 0) is is_healthy

@@ -41,7 +41,7 @@ class Endless:
         raise AssertionError
 
 
-async def leave(endless: Endless, deployments: Deployments, path: str, body: dict[str, Any]) -> None:
+async def disconnect(endless: Endless, deployments: Deployments, path: str, body: dict[str, Any]) -> None:
     """Send a request, and disconnect when it has arrived at the server."""
     spec = spec_of(api_key("alice"))
     app = HttpGateway(spec, Tenants(spec.api_keys, spec.config), endless.behind.transport, deployments).app()
@@ -63,17 +63,23 @@ async def leave(endless: Endless, deployments: Deployments, path: str, body: dic
     assert not sent
 
 
-@pytest.mark.parametrize("path", [GENERATE, INFER, STREAM])
-@pytest.mark.parametrize("chosen", ["", "mine"])
-def test_the_request_of_a_client_that_leaves_is_stopped(path: str, chosen: str) -> None:
+def stopped_and_sent(path: str, body: dict[str, Any]) -> tuple[list[str], str]:
+    """The ids that Triton was told to stop after a client left, and the id of its request."""
+
     async def work() -> tuple[list[str], str]:
         async with serving() as (triton, url):
             deployments, endless = Deployments(deployment_at(int(url.rpartition(":")[2]))), Endless()
-            await leave(endless, deployments, path, {"id": chosen, "inputs": []})
+            await disconnect(endless, deployments, path, body)
             await deployments.close()
             return triton.stopped, endless.behind.body["id"]
 
-    stopped, sent = asyncio.run(work())
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize("path", [GENERATE, INFER, STREAM])
+@pytest.mark.parametrize("chosen", ["", "mine"])
+def test_the_request_of_a_client_that_leaves_is_stopped(path: str, chosen: str) -> None:
+    stopped, sent = stopped_and_sent(path, {"id": chosen, "inputs": []})
     assert stopped == [sent]
     assert sent.startswith(f"alice/{chosen}#")
 
@@ -97,14 +103,7 @@ def test_a_request_that_takes_too_long_is_stopped() -> None:
     ("path", "body"), [(GENERATE, {"stop": True, "id": "mine"}), (INFER, {"inputs": [{"name": "stop"}], "id": "mine"})]
 )
 def test_a_request_that_stops_others_has_the_id_that_the_client_chose(path: str, body: dict[str, Any]) -> None:
-    async def work() -> tuple[list[str], str]:
-        async with serving() as (triton, url):
-            deployments, endless = Deployments(deployment_at(int(url.rpartition(":")[2]))), Endless()
-            await leave(endless, deployments, path, body)
-            await deployments.close()
-            return triton.stopped, endless.behind.body["id"]
-
-    assert asyncio.run(work()) == ([], "alice/mine")
+    assert stopped_and_sent(path, body) == ([], "alice/mine")
 
 
 def test_a_server_that_has_ended_need_not_be_stopped() -> None:
@@ -112,7 +111,7 @@ def test_a_server_that_has_ended_need_not_be_stopped() -> None:
         async with serving() as (_, url):
             port = int(url.rpartition(":")[2])
         deployments = Deployments(deployment_at(port))
-        await leave(Endless(), deployments, GENERATE, {})
+        await disconnect(Endless(), deployments, GENERATE, {})
         await until(lambda: not deployments.current.grpc[0].streams._leaving)
         await deployments.close()
 

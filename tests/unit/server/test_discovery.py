@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -22,6 +20,7 @@ from pipeline.server.discovery import (
     listed_s,
     needed_urls,
 )
+from tests.http_server import Handler, serving
 
 CLOSED = "http://127.0.0.1:1"
 
@@ -30,28 +29,21 @@ def server(discovery: str) -> ServerConfig:
     return resolve_config("tiny-random-llama", "latency", (f"server.discovery={discovery}",)).profile.server
 
 
+class Etcd(Handler):
+    """Answers with the status and the body of a test."""
+
+    health = 200, b'{"health":"true","reason":""}'
+
+    def do_GET(self) -> None:
+        status, body = self.health if self.path == "/health" else (404, b"")
+        self.answer(body, status)
+
+
 @pytest.fixture
-def etcd() -> Iterator[ThreadingHTTPServer]:
-    """A server that answers as etcd does: with the status and the body that a test puts into `answer`."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, body = self.server.answer if self.path == "/health" else (404, b"")  # type: ignore[attr-defined]
-            self.send_response(status)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
-        found.answer = 200, b'{"health":"true","reason":""}'  # type: ignore[attr-defined]
-        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
-        thread.start()
-        yield found
-        found.shutdown()
-        thread.join()
+def etcd() -> Iterator[int]:
+    """Port of a server that answers as etcd does."""
+    with serving(Etcd) as port:
+        yield port
 
 
 def test_a_worker_of_another_machine_is_listed_until_its_lease_has_ended():
@@ -64,9 +56,9 @@ def test_a_worker_of_another_machine_is_listed_until_its_lease_has_ended():
 
 
 def test_one_member_of_etcd_that_answers_suffices(etcd):
-    endpoints = f"{CLOSED}, 127.0.0.1:{etcd.server_port}/"
+    endpoints = f"{CLOSED}, 127.0.0.1:{etcd}/"
 
-    assert etcd_urls({ETCD_ENDPOINTS: endpoints}) == [CLOSED, f"http://127.0.0.1:{etcd.server_port}"]
+    assert etcd_urls({ETCD_ENDPOINTS: endpoints}) == [CLOSED, f"http://127.0.0.1:{etcd}"]
     assert "etcd answers" in check_etcd({ETCD_ENDPOINTS: endpoints})
 
 
@@ -89,11 +81,11 @@ def test_an_etcd_that_cannot_be_reached_is_named(endpoints, reason):
     ("answer", "reason"),
     [((503, b'{"health":"false"}'), "it is not healthy"), ((200, b"<html>"), "another program answers there")],
 )
-def test_what_answers_but_does_not_serve_is_named(etcd, answer, reason):
-    etcd.answer = answer
+def test_what_answers_but_does_not_serve_is_named(etcd, answer, reason, monkeypatch):
+    monkeypatch.setattr(Etcd, "health", answer)
 
     with pytest.raises(ServerError, match=reason):
-        check_etcd({ETCD_ENDPOINTS: f"http://127.0.0.1:{etcd.server_port}"})
+        check_etcd({ETCD_ENDPOINTS: f"http://127.0.0.1:{etcd}"})
 
 
 def test_the_check_at_the_start_and_the_guard_connect_to_the_port_that_dynamo_uses(monkeypatch):

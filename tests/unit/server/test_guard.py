@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
@@ -20,6 +19,7 @@ from pipeline.server.guard import READY_FILE, GuardSpec
 from pipeline.server.leftovers import remove_leftovers
 from pipeline.server.processes import MARK, is_crashing, is_suspended, model_processes
 from pipeline.server.watch import HangWatch, ModelWatch, ServiceWatch
+from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for, wait_for_guard
 
@@ -266,25 +266,19 @@ def test_a_service_has_time_to_start(monkeypatch):
 def test_entries_in_discovery_are_removed_from_a_folder_and_from_etcd(tmp_path):
     received = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Etcd(Handler):
         def do_POST(self) -> None:
-            received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
-            self.send_error(404)  # a lease that has ended
-
-        def log_message(self, *_: object) -> None:
-            pass
+            received.append((self.path, self.read()))
+            self.answer(status=404)  # a lease that has ended
 
     entry, leftovers = tmp_path / "entry", tmp_path / "leftovers"
     entry.touch()
-    with HTTPServer(("127.0.0.1", 0), Handler) as etcd:
-        thread = threading.Thread(target=etcd.handle_request)
-        thread.start()
-        url = f"http://127.0.0.1:{etcd.server_port}/v3/lease/revoke"
+    with serving(Etcd) as port:
+        url = f"http://127.0.0.1:{port}/v3/lease/revoke"
         leftovers.write_text(
             f'http://127.0.0.1:1/v3/lease/revoke {{"ID": "7"}}\n{url} {{"ID": "7"}}\n{tmp_path}/ent*\n'
         )
         remove_leftovers(leftovers)
-        thread.join()
 
     assert received == [("/v3/lease/revoke", b'{"ID": "7"}')]
     assert not entry.exists()
