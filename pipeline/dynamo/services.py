@@ -8,8 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import httpx
-
 from pipeline.config.places import CODE
 from pipeline.config.schema import ModelConfig, ResolvedConfig, ServerConfig
 from pipeline.config.threads import NUM_THREADS
@@ -161,6 +159,8 @@ def has_several_workers(server: ServerConfig) -> bool:
 
 def lists_model(url: str, model: str) -> bool:
     """Whether an OpenAI API serves a model. url: URL of its list of models."""
+    import httpx  # `lookahead stop` does not need it
+
     try:
         answer = httpx.get(url, timeout=2.0, trust_env=False)
         return any(entry["id"] == model for entry in answer.json()["data"])

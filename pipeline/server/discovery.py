@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-import httpx
-
 from pipeline.config.schema import ServerConfig
 from pipeline.errors import ServerError
 from pipeline.server.watch import connect, is_https
@@ -63,6 +61,8 @@ def check_etcd(environment: Mapping[str, str] = os.environ) -> str:
 
 def _obstacle(url: str) -> str:
     """Why a member of etcd does not answer; empty if it does."""
+    import httpx  # `lookahead stop` does not need it
+
     try:
         if is_https(url):  # it may require a certificate, which Dynamo has
             connect(url, _ANSWER_S)
