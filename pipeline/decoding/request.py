@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -85,8 +86,8 @@ class StepResult:
 
     context: IntArray
     tree: DraftTree
-    nodes: list[int]
-    token_ids: list[int]
+    nodes: Sequence[int]
+    token_ids: Sequence[int]
     choices: IntArray | None = None
     top_ids: IntArray | None = None
     top_probs: FloatArray | None = None

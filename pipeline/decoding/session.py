@@ -138,17 +138,17 @@ class Session:
         """[len + emitted] the context extended by emitted tokens."""
         return np.concatenate([self.context, np.asarray(emitted, np.int32)]) if emitted else self.context
 
-    def propose(self, max_nodes: int | None = None) -> DraftTree:
-        """Return the draft tree of the next step. max_nodes: a further bound, if any, beside the session's budget."""
+    def propose(self, least_probability: float = 0.0) -> DraftTree:
+        """Return the draft tree of the next step. least_probability: see `DraftBudget`."""
         self.learn()
-        nodes = self.budget.max_nodes if max_nodes is None else min(max_nodes, self.budget.max_nodes)
-        nodes = min(nodes, self._max_seq_len - self._len)
+        nodes = min(self.budget.max_nodes, self._max_seq_len - self._len)
         # The target adds one token of its own to the accepted ones.
         depth = min(self.budget.max_depth, self.num_remaining_tokens - 1)
         if self._drafter is None or nodes <= 0 or depth <= 0:
             return EMPTY_TREE
+        budget = DraftBudget(nodes, depth, least_probability)
         started = time.perf_counter()
-        tree = self._drafter.propose(self.request.request_id, self.context, DraftBudget(nodes, depth))
+        tree = self._drafter.propose(self.request.request_id, self.context, budget)
         drafted = time.perf_counter()
         self.statistics.draft_seconds += drafted - started
         if self.matcher is not None:

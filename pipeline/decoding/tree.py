@@ -140,6 +140,8 @@ def select_nodes(tree: DraftTree, keep: BoolArray) -> DraftTree:
             places[node] = len(chosen)
             chosen.append(node)
             parents.append(ROOT if parent < 0 else places[parent])
+    if not chosen:
+        return EMPTY_TREE
     return DraftTree(
         tree.token_ids[chosen],
         np.asarray(parents, np.int32),

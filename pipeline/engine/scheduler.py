@@ -248,7 +248,7 @@ class Scheduler:
         # Drafts that came with the request are verified in any case.
         names = frozenset() if running.has_supplied or not is_last else running.names
         running.drafts = is_last and (not names or self._planner.drafting_pays(names))
-        tree = running.session.propose() if running.drafts else EMPTY_TREE
+        tree = running.session.propose(self._planner.least_probability) if running.drafts else EMPTY_TREE
         seconds = running.session.take_draft_seconds() if running.drafts else None
         cached = running.sequence.num_cached_tokens
         return PlanItem(tree, num_pending, cached, is_last, names, seconds if names else None)

@@ -39,11 +39,6 @@ class Calibration:
         of each estimate. parents: [n] as in a draft tree."""
         return _corrected(self.promised, self.accepted, estimates, channels, parents)
 
-    def learn(self, estimates: FloatArray, channels: IntArray, verified: IntArray, accepted: BoolArray) -> None:
-        """Update the cells with the outcome of a step. estimates: [n] before correction. verified: [n] below 0 for
-        nodes that were not verified and so do not count. accepted: [n]."""
-        _learn(self.promised, self.accepted, estimates, channels, verified, accepted)
-
 
 @compiled
 def _corrected(
@@ -62,7 +57,7 @@ def _corrected(
 
 
 @compiled
-def _learn(
+def learn_ratios(
     promised: DoubleArray,
     accepted_sums: DoubleArray,
     estimates: FloatArray,
@@ -70,6 +65,8 @@ def _learn(
     verified: IntArray,
     accepted: BoolArray,
 ) -> None:
+    """Update the cells with the outcome of a step. estimates: [n] before correction. verified: [n] below 0 for nodes
+    that were not verified and so do not count. accepted: [n]."""
     for channel in range(len(promised)):
         for cell in range(NUM_CELLS):
             promised[channel, cell] *= DECAY

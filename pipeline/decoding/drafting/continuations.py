@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.decoding.compiled import compiled, inlined
-from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
+from pipeline.decoding.compiled import Plain, compiled, inlined
+from pipeline.decoding.tree import FloatArray, IntArray
 
 # Weight of a row's old probabilities when new ones are stored. With 0, 0.35 and 0.6 a step of the hybrid tree yielded
 # 3.55, 3.63 and 3.53 tokens (28 prompts, 64 nodes, model in the loop), so the value matters little.
@@ -130,17 +130,22 @@ def store(table: ContinuationTable, key: np.uint64, last: IntArray, ids: IntArra
 
 @compiled
 def store_step(
-    table: ContinuationTable,
+    table_arrays: Plain,
     key: np.uint64,
     context: IntArray,
     token_ids: IntArray,
     parents: IntArray,
-    accepted: BoolArray,
+    path: IntArray,
     ids: IntArray,
     probs: FloatArray,
 ) -> None:
-    """Store every row of a verify step. ids, probs: [n + 1, k], row 0 after `context`, row i + 1 after node i of the
-    tree (token_ids, parents). Rows of accepted nodes are stored last, so they outweigh others with the same key."""
+    """Store every row of a verify step. path: accepted nodes. ids, probs: [n + 1, k], row 0 after `context`, row i + 1
+    after node i of the tree (token_ids, parents). Rows of accepted nodes are stored last, so they outweigh others with
+    the same key."""
+    table = ContinuationTable(*table_arrays)
+    accepted = np.zeros(len(token_ids), np.bool_)
+    for node in path:
+        accepted[node] = True
     last = np.empty(table.keys.shape[0], np.int32)
     for wanted in (False, True):
         for row in range(len(token_ids) + 1):

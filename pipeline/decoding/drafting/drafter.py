@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from pipeline.decoding.drafting.calibration import Calibration
 from pipeline.decoding.drafting.continuations import ContinuationTable, empty_table
 from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
-from pipeline.decoding.drafting.growth import Grown, grow, learn_from_step
+from pipeline.decoding.drafting.growth import Grown, grow
 from pipeline.decoding.drafting.learned_state import STATE, load_arrays, save_arrays
+from pipeline.decoding.drafting.learning import learn_from_step
 from pipeline.decoding.drafting.mixing import first_mix
-from pipeline.decoding.drafting.proposals import Proposals, joined_proposals, places_in, unsent_nodes
+from pipeline.decoding.drafting.proposals import Proposals, joined_proposals
 from pipeline.decoding.drafting.recent_rows import NO_RECENT_ROWS, RecentRows, recent_rows
 from pipeline.decoding.drafting.reliability import Reliability
 from pipeline.decoding.noise import NO_NOISE, NoiseKey
@@ -33,9 +34,8 @@ from pipeline.errors import UserError
 T = TypeVar("T")
 P = ParamSpec("P")
 
-LEARNING_RATE = 0.015
-
 NO_TABLE = empty_table(0, 1, 1)
+NO_NODES: IntArray = np.empty(0, np.int32)
 logger = logging.getLogger(__name__)
 
 
@@ -65,15 +65,14 @@ class LearningSource(DraftSource, Protocol):
 @dataclass(slots=True)
 class _Request:
     """names: sources that take part. noise: of the target's choices. left_out: those that do not take part in the
-    next proposal. recent: of the last step. tree, grown: the last proposal, until its outcome is known. channels: for
-    each of its nodes, the channel that names it with the highest probability. own_nodes: for each source index, the
+    next proposal. recent: of the last step. grown: the last proposal, until its outcome is known. channels: for each
+    of its nodes, the channel that names it with the highest probability. own_nodes: for each source index, the
     range of its nodes in `grown.places`."""
 
     names: frozenset[str]
     noise: NoiseKey = NO_NOISE
     left_out: frozenset[str] = frozenset()
     recent: RecentRows = NO_RECENT_ROWS
-    tree: DraftTree = EMPTY_TREE
     grown: Grown | None = None
     own_nodes: dict[int, slice] = field(default_factory=dict)
     channels: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
@@ -145,7 +144,7 @@ class Drafter:
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
         """Grow one tree within the budget from the proposals of the request's sources."""
         request = self._requests[request_id]
-        request.grown, request.tree, request.own_nodes = None, EMPTY_TREE, {}
+        request.grown, request.own_nodes = None, {}
         if budget.max_nodes <= 0 or budget.max_depth <= 0:
             return EMPTY_TREE
         context = read_only(context)
@@ -167,39 +166,26 @@ class Drafter:
         request.grown = grown
         request.channels = grown.channel_probs[:, : len(self._channel_sources)].argmax(axis=1)
         probabilities = self._calibration.corrected(grown.probabilities, request.channels, grown.parents)
-        request.tree = DraftTree(
-            grown.token_ids,
-            grown.parents,
-            probabilities,
-            self._channel_sources[request.channels],
-            grown.num_fixed,
-        )
-        return request.tree
+        sources = self._channel_sources[request.channels]
+        return DraftTree(grown.token_ids, grown.parents, probabilities, sources, grown.num_fixed)
 
     def update(self, request_id: str, step: StepResult) -> None:
         """Update the sources, and the weights that combine them, with the result of a step."""
         request = self._requests[request_id]
-        self.reliability.add(step.tree, step.nodes)
-        grown, places = request.grown, np.empty(0, np.int32)
-        if grown is not None:
-            verified = places_in(request.tree, step.tree)
-            # The extra last entry is False; index -1 (not verified) reads it.
-            accepted_nodes = np.zeros(len(step.tree) + 1, np.bool_)
-            accepted_nodes[step.nodes] = True
-            unsent = unsent_nodes(step)
-            if len(unsent):
-                accepted_nodes[unsent[0]] = True
-                verified = np.where(np.isin(verified, unsent[1:]), -1, verified)
-            accepted = accepted_nodes[verified]
-            learn_from_step(self._mix, grown, verified, accepted, LEARNING_RATE)
-            self._calibration.learn(grown.probabilities, request.channels, verified, accepted)
-            places = np.where(grown.places < 0, -1, verified[grown.places]) if len(verified) else grown.places
+        path = np.asarray(step.nodes, np.int32)
+        # All sources get the same result, so none may change it.
+        nodes, tokens = tuple(step.nodes), tuple(step.token_ids)
+        step = StepResult(read_only(step.context), step.tree, nodes, tokens, step.choices, step.top_ids, step.top_probs)
+        self.reliability.add(step.tree, path)
+        places = NO_NODES
+        if request.grown is not None:
+            places = learn_from_step(self._mix, self._calibration, request.grown, request.channels, step, path)
         for index, source in enumerate(self.sources):
             if source.name in request.names:
-                nodes = places[request.own_nodes.get(index, slice(0, 0))]
-                self._guarded(source, None, source.update, request_id, _read_only_copy(step), nodes)
-        request.grown, request.tree, request.own_nodes = None, EMPTY_TREE, {}
-        request.recent = recent_rows(step)
+                own = places[request.own_nodes[index]] if index in request.own_nodes else NO_NODES
+                self._guarded(source, None, source.update, request_id, step, own)
+        request.grown, request.own_nodes = None, {}
+        request.recent = recent_rows(step, path)
 
     def save_learned(self, folder: Path, name: str, fingerprint: str) -> None:
         """Write the learned state into a folder, which drafters of other names may share. Logs write errors."""
@@ -262,8 +248,8 @@ class Drafter:
         if source is not None:
             table, key, first_rows = source.table, source.table_key(request_id), source.first_rows
         request, channel, mix = self._requests[request_id], len(self.sources), self._mix
-        recent, noise, (nodes, depth) = request.recent, request.noise, (budget.max_nodes, budget.max_depth)
-        grown = grow(context, proposals, table, key, first_rows, recent, channel, mix, noise, nodes, depth)
+        recent, noise = request.recent, request.noise
+        grown = grow(context, proposals, table, key, first_rows, recent, channel, mix, noise, budget)
         tokens = grown.token_ids
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
             raise ValueError(f"the table holds a token outside the vocabulary 0..{self._vocab_size - 1}")
@@ -288,8 +274,3 @@ def _reported(call: Callable[P, None], *args: P.args, **named: P.kwargs) -> None
         call(*args, **named)
     except UserError as error:
         logger.warning("%s", error)
-
-
-def _read_only_copy(step: StepResult) -> StepResult:
-    """A copy for one source, so that its changes have no effect on other sources."""
-    return replace(step, context=read_only(step.context), nodes=list(step.nodes), token_ids=list(step.token_ids))

@@ -14,14 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.decoding.compiled import compiled, inlined, int64, subkernel
+from pipeline.decoding.compiled import Plain, compiled, inlined, int64, subkernel
 from pipeline.decoding.drafting.continuations import ContinuationTable, extend_key, last_tokens, slot_of
 from pipeline.decoding.drafting.first_rows import FirstRows
-from pipeline.decoding.drafting.mixing import OTHERS, Mix, learn, mixed_probability
+from pipeline.decoding.drafting.mixing import OTHERS, Mix, mixed_probability
+from pipeline.decoding.drafting.nodes import Nodes, child_of, merge, new_nodes
 from pipeline.decoding.drafting.proposals import Proposals
 from pipeline.decoding.drafting.recent_rows import EVERY, RecentRows
 from pipeline.decoding.noise import NoiseKey, token_noise
-from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import FloatArray, IntArray
 
 # Siblings above this probability together have 1 at most. Smaller estimates are many and too high.
 LEAST_COUNTED = 0.05
@@ -47,39 +49,6 @@ class Grown(NamedTuple):
     num_fixed: int
 
 
-class _Nodes(NamedTuple):
-    """Nodes under growth. Node 0 is the root. The others are those of the proposals and every candidate that a table
-    named.
-
-    token, parent, depth: of a node. first_child, next_sibling: children as linked lists, -1 at the end.
-    path_probability: product of the mixed probabilities from the root. channel_probs, num_orders, noise: see `Grown`.
-    fixed: see `Proposals`. rank: position in the grown tree, -1 if not taken. size: [1] number of nodes.
-    """
-
-    token: IntArray
-    parent: IntArray
-    depth: IntArray
-    first_child: IntArray
-    next_sibling: IntArray
-    path_probability: FloatArray
-    channel_probs: FloatArray
-    num_orders: IntArray
-    noise: FloatArray
-    fixed: BoolArray
-    rank: IntArray
-    size: IntArray
-
-
-@compiled
-def learn_from_step(mix: Mix, grown: Grown, verified: IntArray, accepted: BoolArray, rate: float) -> None:
-    """Update the mix with every verified node whose parent was accepted. verified: [n] negative
-    where a grown node was not verified. accepted: [n] whether a grown node was accepted."""
-    for node in range(len(grown.parents)):
-        if verified[node] >= 0 and (grown.parents[node] < 0 or accepted[grown.parents[node]]):
-            learn(mix, grown.num_orders[node], grown.channel_probs[node], grown.noise[node], accepted[node], rate)
-
-
-@compiled
 def grow(
     context: IntArray,
     proposals: Proposals,
@@ -90,17 +59,51 @@ def grow(
     table_channel: int,
     mix: Mix,
     noise: NoiseKey,
-    max_nodes: int,
-    max_depth: int,
+    budget: DraftBudget,
 ) -> Grown:
     """Grow the tree. context: [len] tokens up to the root. table_key: `namespace_key` of the request. recent: of the
     step before. table_channel: channel of the table's first order; after its orders come the first rows and the two
     kinds of recent rows. noise: of the request."""
+    return Grown(
+        *_grow(
+            context,
+            tuple(proposals),
+            tuple(table),
+            table_key,
+            tuple(first_rows),
+            tuple(recent),
+            table_channel,
+            tuple(mix),
+            tuple(noise),
+            budget.max_nodes,
+            budget.max_depth,
+            np.float32(budget.least_probability),
+        )
+    )
+
+
+@compiled
+def _grow(
+    context: IntArray,
+    proposal_arrays: Plain,
+    table_arrays: Plain,
+    table_key: np.uint64,
+    first_arrays: Plain,
+    recent_arrays: Plain,
+    table_channel: int,
+    mix_arrays: Plain,
+    noise_parts: Plain,
+    max_nodes: int,
+    max_depth: int,
+    least_probability: np.float32,
+) -> Plain:
+    proposals, table, mix = Proposals(*proposal_arrays), ContinuationTable(*table_arrays), Mix(*mix_arrays)
+    first_rows, recent, noise = FirstRows(*first_arrays), RecentRows(*recent_arrays), NoiseKey(*noise_parts)
     orders, _, width = table.ids.shape
     room = 1 + len(proposals.token_ids) + (max_nodes + 1) * (orders * width + first_rows.ids.shape[1])
-    nodes = _new_nodes(room, mix.weights.shape[1] - 1)
+    nodes = new_nodes(room, mix.weights.shape[1] - 1)
     merged = np.empty(len(proposals.token_ids), np.int32)
-    _merge(nodes, proposals, merged)
+    merge(nodes, proposals, merged)
     end_of_proposals = nodes.size[0]
     last = np.empty(orders, np.int32)
     taken = np.empty(max_nodes, np.int32)
@@ -132,7 +135,7 @@ def grow(
         if next_fixed < end_of_proposals:
             current = next_fixed
             num_fixed += 1
-        elif heap:
+        elif heap and -heap[0][0] >= least_probability:
             current = heappop(heap)[1]
         else:
             break
@@ -142,43 +145,9 @@ def grow(
     return _grown(nodes, taken[:num_taken], merged, num_fixed)
 
 
-@inlined
-def _new_nodes(room: int, num_channels: int) -> _Nodes:
-    """Arrays for `room` nodes, with the root."""
-    nodes = _Nodes(
-        np.empty(room, np.int32),
-        np.empty(room, np.int32),
-        np.zeros(room, np.int32),
-        np.full(room, -1, np.int32),
-        np.full(room, -1, np.int32),
-        np.zeros(room, np.float32),
-        np.zeros((room, num_channels), np.float32),
-        np.zeros(room, np.int32),
-        np.zeros(room, np.float32),
-        np.zeros(room, np.bool_),
-        np.full(room, -1, np.int32),
-        np.ones(1, np.int32),
-    )
-    nodes.parent[0] = -1
-    nodes.path_probability[0] = 1.0
-    return nodes
-
-
-@subkernel
-def _merge(nodes: _Nodes, proposals: Proposals, merged: IntArray) -> None:
-    """Add the proposed nodes, equal paths once. Fills merged [total] with the node of each."""
-    for index in range(len(merged)):
-        above = 0 if proposals.parents[index] < 0 else merged[proposals.parents[index]]
-        node = _child_of(nodes, above, proposals.token_ids[index])
-        channel = proposals.channels[index]
-        nodes.channel_probs[node, channel] = max(nodes.channel_probs[node, channel], proposals.conditionals[index])
-        nodes.fixed[node] |= proposals.fixed[index]
-        merged[index] = node
-
-
 @subkernel
 def _name_continuations(
-    nodes: _Nodes, above: int, table: ContinuationTable, key: np.uint64, channel: int, last: IntArray
+    nodes: Nodes, above: int, table: ContinuationTable, key: np.uint64, channel: int, last: IntArray
 ) -> int:
     """Add the table's candidates below a node. last: [known] tokens that end at the node, latest first. Returns the
     number of orders with an entry."""
@@ -192,23 +161,23 @@ def _name_continuations(
 
 
 @subkernel
-def _name_first_row(nodes: _Nodes, above: int, first_rows: FirstRows, channel: int, last: IntArray) -> None:
+def _name_first_row(nodes: Nodes, above: int, first_rows: FirstRows, channel: int, last: IntArray) -> None:
     """Add the candidates of the first row of a node's token."""
     if len(last) and last[0] < len(first_rows.ids):
         _name_row(nodes, above, first_rows.ids[last[0]], first_rows.probs[last[0]], channel)
 
 
 @subkernel
-def _name_row(nodes: _Nodes, above: int, ids: IntArray, probs: FloatArray, channel: int) -> None:
+def _name_row(nodes: Nodes, above: int, ids: IntArray, probs: FloatArray, channel: int) -> None:
     """Add candidates below a node. ids: [k], -1 after the last one. probs: [k]."""
     for rank in range(len(ids)):
         if ids[rank] < 0:
             break
-        nodes.channel_probs[_child_of(nodes, above, ids[rank]), channel] = probs[rank]
+        nodes.channel_probs[child_of(nodes, above, ids[rank]), channel] = probs[rank]
 
 
 @subkernel
-def _rate_by_recent(nodes: _Nodes, above: int, recent: RecentRows, channel: int) -> None:
+def _rate_by_recent(nodes: Nodes, above: int, recent: RecentRows, channel: int) -> None:
     """Set the highest probability of each child of a node in the recent rows about its depth. channel: of the row that
     chose the root; the next one is that of the rows after rejected nodes."""
     for row in range(len(recent.depths)):
@@ -224,24 +193,7 @@ def _rate_by_recent(nodes: _Nodes, above: int, recent: RecentRows, channel: int)
 
 
 @subkernel
-def _child_of(nodes: _Nodes, above: int, token: int) -> int:
-    """The child of node `above` with a token, added if there is none."""
-    child = nodes.first_child[above]
-    while child >= 0 and nodes.token[child] != token:
-        child = nodes.next_sibling[child]
-    if child < 0:
-        child = nodes.size[0]
-        nodes.size[0] += 1
-        nodes.token[child] = token
-        nodes.parent[child] = above
-        nodes.depth[child] = nodes.depth[above] + 1
-        nodes.next_sibling[child] = nodes.first_child[above]
-        nodes.first_child[above] = child
-    return child
-
-
-@subkernel
-def _find_noise(nodes: _Nodes, above: int, key: NoiseKey, context_len: int) -> None:
+def _find_noise(nodes: Nodes, above: int, key: NoiseKey, context_len: int) -> None:
     """Set the noise of a node's children. context_len: position of the root's children."""
     child = nodes.first_child[above]
     while child >= 0:
@@ -250,7 +202,7 @@ def _find_noise(nodes: _Nodes, above: int, key: NoiseKey, context_len: int) -> N
 
 
 @subkernel
-def _rate_children(nodes: _Nodes, above: int, num_orders: int, mix: Mix) -> None:
+def _rate_children(nodes: Nodes, above: int, num_orders: int, mix: Mix) -> None:
     """Estimate the path probabilities of a node's children. num_orders: orders with an entry after the node."""
     first = nodes.first_child[above]
     for channel in range(nodes.channel_probs.shape[1]):
@@ -282,13 +234,13 @@ def _rate_children(nodes: _Nodes, above: int, num_orders: int, mix: Mix) -> None
 
 
 @inlined
-def _grown(nodes: _Nodes, taken: IntArray, merged: IntArray, num_fixed: int) -> Grown:
-    """The tree of the nodes that were taken, in this order. merged: see `_merge`."""
+def _grown(nodes: Nodes, taken: IntArray, merged: IntArray, num_fixed: int) -> Plain:
+    """The fields of the tree of the nodes that were taken, in this order. merged: see `nodes.merge`."""
     parents = np.empty(len(taken), np.int32)
     for index in range(len(taken)):
         above = nodes.parent[taken[index]]
         parents[index] = -1 if above == 0 else nodes.rank[above]
-    return Grown(
+    return (
         nodes.token[taken],
         parents,
         nodes.path_probability[taken],

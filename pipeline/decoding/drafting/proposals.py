@@ -1,4 +1,4 @@
-"""Concatenates the trees of the draft sources, and finds their nodes in the verified tree."""
+"""Concatenates the trees of the draft sources."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.decoding.compiled import Plain, compiled
-from pipeline.decoding.request import StepResult
-from pipeline.decoding.tree import BoolArray, DraftTree, FloatArray, IntArray, children_of, read_only
+from pipeline.decoding.tree import BoolArray, DraftTree, FloatArray, IntArray, read_only
 
 # Conditional probability of nodes that a source gives no estimate for.
 UNKNOWN_PROBABILITY = 0.67
-NO_NODES: IntArray = np.empty(0, np.int32)
 NO_PROBABILITIES: FloatArray = np.empty(0, np.float32)
 
 
@@ -83,47 +81,3 @@ def _append(
         proposals.conditionals[start + node] = conditional
         proposals.channels[start + node] = channel
         proposals.fixed[start + node] = node < num_fixed
-
-
-def places_in(proposed: DraftTree, verified: DraftTree) -> IntArray:
-    """[len(proposed)] index in `verified` of each proposed node, -1 if it was left out."""
-    if verified is proposed:
-        return np.arange(len(proposed), dtype=np.int32)
-    places = np.full(len(proposed), -1, np.int32)
-    _find_places(proposed.token_ids, proposed.parents, verified.token_ids, verified.parents, places)
-    return places
-
-
-@compiled
-def _find_places(
-    token_ids: IntArray, parents: IntArray, verified_ids: IntArray, verified_parents: IntArray, places: IntArray
-) -> None:
-    for node in range(len(token_ids)):
-        above = -1 if parents[node] < 0 else places[parents[node]]
-        if parents[node] >= 0 and above < 0:
-            continue
-        for candidate in range(above + 1, len(verified_ids)):
-            if verified_parents[candidate] == above and verified_ids[candidate] == token_ids[node]:
-                places[node] = candidate
-                break
-
-
-def unsent_nodes(step: StepResult) -> IntArray:
-    """Indices of the node that carries the target's own token of a step, and of the nodes below it; empty in most
-    steps. Such a node was correct but not verified, because the planner of the engine left it out. Nothing is known
-    about the nodes below it."""
-    tree = step.tree
-    if len(step.token_ids) != len(step.nodes) + 1:
-        return NO_NODES
-    last = step.nodes[-1] if step.nodes else -1
-    unsent = children_of(tree).get(last, {}).get(step.token_ids[-1])
-    if unsent is None:
-        return NO_NODES
-    below = [node for node in range(unsent + 1, len(tree)) if _is_below(tree, node, unsent)]
-    return np.asarray([unsent, *below], np.int32)
-
-
-def _is_below(tree: DraftTree, node: int, above: int) -> bool:
-    while node > above:
-        node = int(tree.parents[node])
-    return node == above

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipeline.decoding.compiled import compiled
 from pipeline.decoding.request import StepResult
-from pipeline.decoding.tree import FloatArray, IntArray, depths, read_only
+from pipeline.decoding.tree import FloatArray, IntArray, read_only
 
 # Depth of the row that chose the root, and of rows that are about no later position.
 EVERY = 0
@@ -37,14 +38,23 @@ NO_RECENT_ROWS = RecentRows(
 )
 
 
-def recent_rows(step: StepResult) -> RecentRows:
-    """The rows of a step, for the tree of the next one. Empty if the target returned none."""
+def recent_rows(step: StepResult, path: IntArray) -> RecentRows:
+    """The rows of a step, for the tree of the next one. path: accepted nodes. Empty if the target returned none."""
     if step.top_ids is None or step.top_probs is None:
         return NO_RECENT_ROWS
-    about = np.full(len(step.tree) + 1, NONE, np.int32)
-    # The next root is one level below the last accepted node. A node d levels below that one has the position of depth
-    # d - 1 in the next tree, so its row is about depth d.
-    below = depths(step.tree) - len(step.nodes)
-    about[1:][below > 0] = below[below > 0]
-    about[step.nodes[-1] + 1 if step.nodes else 0] = EVERY
-    return RecentRows(read_only(step.top_ids), read_only(step.top_probs), about)
+    return RecentRows(read_only(step.top_ids), read_only(step.top_probs), _depths(step.tree.parents, path))
+
+
+@compiled
+def _depths(parents: IntArray, path: IntArray) -> IntArray:
+    """[n + 1] `RecentRows.depths` of the rows of the root and of a verified tree's nodes.
+
+    The next root is one level below the last accepted node. A node d levels below that one has the position of depth
+    d - 1 in the next tree, so its row is about depth d."""
+    below = np.empty(len(parents) + 1, np.int32)
+    below[0] = -len(path)
+    for node in range(len(parents)):
+        below[node + 1] = below[parents[node] + 1] + 1
+    result = np.where(below > 0, below, np.int32(NONE))
+    result[path[-1] + 1 if len(path) else 0] = EVERY
+    return result

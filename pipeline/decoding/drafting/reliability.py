@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from pipeline.decoding.compiled import compiled
 from pipeline.decoding.drafting.reliability_row import ReliabilityRow
-from pipeline.decoding.tree import BoolArray, DraftTree, FloatArray, IntArray
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
 
 # Upper ends of the buckets of path probabilities; one more bucket ends at 1.
 BUCKET_ENDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
@@ -22,14 +22,12 @@ class Reliability:
         # nodes, promised, accepted
         self._sums = np.zeros((3, max(len(names), 1), NUM_BUCKETS))
 
-    def add(self, tree: DraftTree, nodes: list[int]) -> None:
-        """Count a verified tree and its accepted path. Trees without estimates or credits do not count, nor do the
+    def add(self, tree: DraftTree, path: IntArray) -> None:
+        """Count a verified tree. path: its accepted nodes. Trees without estimates or credits do not count, nor do the
         fixed nodes of a window, which are verified in any case."""
         if tree.probabilities is None or tree.sources is None or tree.num_fixed == len(tree):
             return
-        accepted = np.zeros(len(tree), np.bool_)
-        accepted[nodes] = True
-        _add(self._sums, tree.probabilities, tree.sources, accepted, tree.num_fixed)
+        _add(self._sums, tree.probabilities, tree.sources, path, tree.num_fixed)
 
     def take(self) -> list[ReliabilityRow]:
         """Return the non-empty buckets of each source, and reset the counts."""
@@ -52,10 +50,11 @@ class Reliability:
 
 
 @compiled
-def _add(
-    sums: npt.NDArray[np.float64], promised: FloatArray, sources: IntArray, accepted: BoolArray, first: int
-) -> None:
+def _add(sums: npt.NDArray[np.float64], promised: FloatArray, sources: IntArray, path: IntArray, first: int) -> None:
+    num_passed = 0
     for node in range(first, len(promised)):
+        while num_passed < len(path) and path[num_passed] < node:
+            num_passed += 1
         if sources[node] < 0:  # forced by the grammar, without an estimate
             continue
         bucket = 0
@@ -63,4 +62,4 @@ def _add(
             bucket += 1
         sums[0, sources[node], bucket] += 1.0
         sums[1, sources[node], bucket] += promised[node]
-        sums[2, sources[node], bucket] += accepted[node]
+        sums[2, sources[node], bucket] += num_passed < len(path) and path[num_passed] == node

@@ -25,6 +25,11 @@ from pipeline.decoding.planning.cost import CostCurve, Times
 from pipeline.decoding.planning.cost_correction import CostCorrection
 from pipeline.decoding.tree import EMPTY_TREE, BoolArray, DraftTree, FloatArray, IntArray, select_nodes
 
+# Plans of up to this number of nodes decide about the least probability.
+_MOST_NODES = 32
+# A plan may hold nodes below the mean probability that it needs, and estimates are corrected after a tree has grown.
+_LEAST_SHARE = 0.5
+
 
 class PlanItem(NamedTuple):
     """One sequence of the next pass. tree: its drafts. num_pending: tokens computed in any case. context_len: cached
@@ -40,7 +45,9 @@ class PlanItem(NamedTuple):
 
 
 class Planner(Protocol):
-    """Selects the draft nodes of a pass."""
+    """Selects the draft nodes of a pass. least_probability: see `DraftBudget`, for the next pass."""
+
+    least_probability: float
 
     def drafting_pays(self, names: frozenset[str]) -> bool:
         """Whether sequences with these draft sources draft in the next pass."""
@@ -56,6 +63,8 @@ class Planner(Protocol):
 class FixedPlanner:
     """Selects all nodes, or the most probable ones of all sequences if the pass cannot hold all."""
 
+    least_probability = 0.0
+
     def drafting_pays(self, names: frozenset[str]) -> bool:
         return True
 
@@ -63,8 +72,11 @@ class FixedPlanner:
         room = max_num_tokens - sum(item.num_pending for item in items)
         if sum(len(item.tree) for item in items) <= room:
             return [item.tree for item in items]
-        choice = _choice(items, _fitting_windows(items, room))
-        return _trees(items, choice, max(room - choice.num_fixed, 0))
+        nodes = _nodes_of(items, room)
+        keep = np.zeros(len(nodes[1]), np.bool_)
+        order = _order(*nodes, True, keep)
+        keep[order[: max(room - np.count_nonzero(keep), 0)]] = True
+        return _trees(items, keep)
 
     def record(self, seconds: float) -> None:
         pass
@@ -76,6 +88,7 @@ class AdaptivePlanner:
     def __init__(self, curve: CostCurve, always_drafts: bool = False) -> None:
         """always_drafts: for checks of outputs. Draft also where it takes longer than drafts save, and ignore the times
         of passes, so that a plan depends on its items alone."""
+        self.least_probability = 0.0
         self._curve = curve
         self._always_drafts = always_drafts
         self._balances: defaultdict[frozenset[str], DraftBalance] = defaultdict(DraftBalance)
@@ -97,20 +110,16 @@ class AdaptivePlanner:
         num_nodes = max(min(room, sum(len(item.tree) for item in items)), 0)
         context_len = round(sum(item.context_len for item in items) / len(items))
         certain = sum(item.yields_token for item in items)
-        times = self._curve.seconds_up_to(pending + num_nodes, len(items), context_len)
+        times = self._curve.seconds_up_to(pending + max(num_nodes, _MOST_NODES), len(items), context_len)
         # Times of passes with 0, 1, 2 ... nodes, as if they held decoding steps only: the time of prompts is spent in
         # any case, and an accepted draft saves a decoding step.
         curve = times[pending:] - times[pending] + times[max(certain, 1)]
         times = self._correction.corrected(curve)
-        plain = certain / times[0]
-        choice = _choice(items, _fitting_windows(items, room))
-        rate, count = _best(choice, certain, times)
-        # A window yields tokens only in later steps, through its n-grams. It is kept only if the other nodes of this
-        # step pay for its time; if not, they are planned without it.
-        if rate <= plain and choice.num_fixed:
-            choice = _choice(items, [False] * len(items))
-            rate, count = _best(choice, certain, times)
-        trees = _trees(items, choice, count) if rate > plain else [EMPTY_TREE] * len(items)
+        if not self._always_drafts:
+            # Not by corrected times alone: where nodes seem expensive, larger passes would no longer tell otherwise.
+            self.least_probability = min(_least_probability(each, certain) for each in (curve, times))
+        times = times[: num_nodes + 1]
+        trees = _trees(items, _best_nodes(*_nodes_of(items, room), certain, times))
         num_sent = sum(map(len, trees))
         if pending == certain and not self._always_drafts:  # without prompts
             self._planned = float(curve[num_sent]), float(curve[0])
@@ -129,6 +138,13 @@ class AdaptivePlanner:
             self._correction.record(expected / plain - 1, seconds / plain)
 
 
+def _least_probability(times: Times, certain: int) -> float:
+    """Share of the least mean probability with which the nodes of a plan pay: with which they yield as many tokens per
+    second as a pass without drafts. times: of passes with 0, 1, ... nodes."""
+    additional = (times[1:] - times[0]) / np.arange(1, len(times))
+    return float(_LEAST_SHARE * certain * additional.min() / times[0])
+
+
 def _counted(items: Sequence[PlanItem]) -> set[frozenset[str]]:
     """The sets of draft sources whose time counts."""
     return {item.names for item in items if item.names}
@@ -142,45 +158,64 @@ def _saved(trees: Sequence[DraftTree], num_nodes: int, certain: int, times: Time
     return expected / certain - float(additional)
 
 
-class _Choice(NamedTuple):
-    """Draft nodes of all items, concatenated. probabilities: [n] path probabilities. fixed: [n] nodes of kept windows.
-    num_fixed: their number. order: the other nodes that may be verified, most probable path first; parents come before
-    their children, because path probabilities never grow downwards."""
+def _nodes_of(items: Sequence[PlanItem], room: int) -> tuple[FloatArray, IntArray, NDArray[np.int64]]:
+    """The nodes of all trees, concatenated: path probabilities, and parents within each tree. Third, for each item the
+    number of its nodes, of its fixed nodes, and whether these fit into the room left by those of earlier items."""
+    probabilities = [
+        np.zeros(len(item.tree), np.float32) if item.tree.probabilities is None else item.tree.probabilities
+        for item in items
+    ]
+    sizes: list[tuple[int, int, bool]] = []
+    for item in items:
+        fits = item.tree.num_fixed <= room
+        room -= item.tree.num_fixed if fits else 0
+        sizes.append((len(item.tree), item.tree.num_fixed, fits))
+    parents = np.concatenate([item.tree.parents for item in items], dtype=np.int32)
+    return np.concatenate(probabilities, dtype=np.float32), parents, np.asarray(sizes, np.int64)
 
-    probabilities: FloatArray
-    fixed: BoolArray
-    num_fixed: int
-    order: NDArray[np.int64]
 
+@compiled
+def _best_nodes(
+    probabilities: FloatArray, parents: IntArray, sizes: NDArray[np.int64], certain: int, times: Times
+) -> BoolArray:
+    """[n] whether a node is verified, for the highest expected number of tokens per second. certain: tokens of a pass
+    without drafts. times: of passes with 0, 1, ... nodes. For the other arguments see `_nodes_of`.
 
-def _choice(items: Sequence[PlanItem], keeps_window: Sequence[bool]) -> _Choice:
-    """The nodes that may be chosen. keeps_window: [items] whether an item's fixed nodes are verified; if not, the nodes
-    below them are left out too. Nodes without probabilities count as 0, so they come last in the order."""
-    trees = [item.tree for item in items]
-    probabilities = np.concatenate(
-        [np.zeros(len(tree), np.float32) if tree.probabilities is None else tree.probabilities for tree in trees],
-        dtype=np.float32,
-    )
-    parents = np.concatenate([tree.parents for tree in trees], dtype=np.int32)
-    sizes = np.asarray([(len(tree), tree.num_fixed, keep) for tree, keep in zip(trees, keeps_window, strict=True)])
-    fixed = np.zeros(len(parents), np.bool_)
-    order = _order(probabilities, parents, sizes, fixed)
-    return _Choice(probabilities, fixed, int(np.count_nonzero(fixed)), order)
+    A window yields tokens only in later steps, through its n-grams. It is kept only if the other nodes of this step pay
+    for its time; if not, they are planned without it."""
+    plain = certain / times[0]
+    keep = np.zeros(len(parents), np.bool_)
+    for keeps_windows in (True, False):
+        order = _order(probabilities, parents, sizes, keeps_windows, keep)
+        num_fixed = int(np.count_nonzero(keep))
+        expected = float(certain)
+        best, count = expected / times[num_fixed], 0
+        for index in range(min(len(order), len(times) - 1 - num_fixed)):
+            expected += probabilities[order[index]]
+            rate = expected / times[num_fixed + index + 1]
+            if rate > best:
+                best, count = rate, index + 1
+        if best > plain or not num_fixed:
+            break
+    keep &= best > plain
+    keep[order[:count]] = True
+    return keep
 
 
 @compiled
 def _order(
-    probabilities: FloatArray, parents: IntArray, sizes: NDArray[np.int64], fixed: BoolArray
+    probabilities: FloatArray, parents: IntArray, sizes: NDArray[np.int64], keeps_windows: bool, fixed: BoolArray
 ) -> NDArray[np.int64]:
-    """Return `_Choice.order`, and set `fixed` for each fixed node that is kept. parents: [n] within each tree. sizes:
-    [items, 3] number of nodes, number of fixed nodes, and whether these are kept."""
+    """The nodes that may be verified beside those of windows, most probable path first; parents come before their
+    children, because path probabilities never grow downwards. Nodes below a window that is left out may not be
+    verified. Sets `fixed` [n] for each fixed node that is kept."""
     reachable = np.zeros(len(parents), np.bool_)
     free = np.empty(len(parents), np.int64)
     num_free = start = 0
-    for num_nodes, num_fixed, keeps in sizes:
+    for num_nodes, num_fixed, fits in sizes:
         for node in range(start, start + num_nodes):
             if node < start + num_fixed:
-                fixed[node] = reachable[node] = keeps
+                fixed[node] = reachable[node] = keeps_windows and fits != 0
             elif parents[node] < 0 or reachable[start + parents[node]]:
                 reachable[node] = True
                 free[num_free] = node
@@ -190,31 +225,8 @@ def _order(
     return free[np.argsort(-probabilities[free], kind="mergesort")]
 
 
-def _best(choice: _Choice, certain: int, times: Times) -> tuple[float, int]:
-    """The highest expected number of tokens per second, and how many nodes of `choice.order` give it. times: of passes
-    by number of nodes, windows included."""
-    times = times[choice.num_fixed :]
-    expected = np.empty(min(len(choice.order) + 1, len(times)))
-    expected[0] = certain
-    expected[1:] = choice.probabilities[choice.order[: len(expected) - 1]]
-    rates = expected.cumsum() / times[: len(expected)]
-    best = int(rates.argmax())
-    return float(rates[best]), best
-
-
-def _fitting_windows(items: Sequence[PlanItem], room: int) -> list[bool]:
-    """[items] whether an item's fixed nodes fit into the room left by those of earlier items."""
-    fits: list[bool] = []
-    for item in items:
-        fits.append(item.tree.num_fixed <= room)
-        room -= item.tree.num_fixed if fits[-1] else 0
-    return fits
-
-
-def _trees(items: Sequence[PlanItem], choice: _Choice, count: int) -> list[DraftTree]:
-    """The trees of the kept windows and the first `count` nodes of the order."""
-    keep = choice.fixed.copy()
-    keep[choice.order[:count]] = True
+def _trees(items: Sequence[PlanItem], keep: BoolArray) -> list[DraftTree]:
+    """The trees of the nodes that are kept. keep: [n] for the nodes of all items."""
     trees: list[DraftTree] = []
     start = 0
     for item in items:

@@ -15,11 +15,13 @@ from pipeline.decoding.tree import DraftTree, IntArray
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """Upper bounds of one proposal. max_nodes: nodes of the tree. max_depth: tokens on its longest path; only the fixed
-    nodes of a window may be deeper."""
+    """Bounds of one proposal. max_nodes: nodes of the tree. max_depth: tokens on its longest path; only the fixed nodes
+    of a window may be deeper. least_probability: of paths that are worth a node; sources may propose less likely ones.
+    """
 
     max_nodes: int
     max_depth: int
+    least_probability: float = 0.0
 
 
 class DraftSource(Protocol):

@@ -47,13 +47,9 @@ class RecyclingSource:
 
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
         if step.top_ids is not None and step.top_probs is not None:
-            tree = step.tree
-            accepted = np.zeros(len(tree), np.bool_)
-            accepted[step.nodes] = True
-            key = self._keys[request_id]
-            store_step(
-                self.table, key, step.context, tree.token_ids, tree.parents, accepted, step.top_ids, step.top_probs
-            )
+            tree, path = step.tree, np.asarray(step.nodes, np.int32)
+            key, table = self._keys[request_id], tuple(self.table)
+            store_step(table, key, step.context, tree.token_ids, tree.parents, path, step.top_ids, step.top_probs)
 
     def save_learned(self, folder: Path, fingerprint: str) -> None:
         save_arrays(folder / STATE, self.table._asdict(), fingerprint)

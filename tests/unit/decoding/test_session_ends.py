@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -111,11 +111,10 @@ def test_outputs_end_at_the_same_token_however_many_come_at_once(
     assert recorder.num_stops == 1
 
 
-def test_drafts_keep_to_the_budget_and_to_what_is_asked_for() -> None:
+def test_drafts_keep_to_the_budget() -> None:
     session, recorder = session_of(make_request([1, 2], 50, namespace="tenant"))
-    assert [len(session.propose(max_nodes)) for max_nodes in (None, 3, 30)] == [8, 3, 8]
-    assert len(session.propose(max_nodes=0)) == 0
-    assert {budget.max_depth for _, budget in recorder.asked} == {BUDGET.max_depth}
+    assert [len(session.propose(least)) for least in (0.0, 0.25)] == [8, 8]
+    assert [budget for _, budget in recorder.asked] == [BUDGET, replace(BUDGET, least_probability=0.25)]
     assert recorder.started == [([1, 2], "tenant", frozenset({"trie"}))]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.decoding.drafting import growth, proposals, reliability
+from pipeline.decoding.drafting import growth, learning, proposals, recent_rows, reliability
 from pipeline.decoding.drafting.continuations import store_step
 from pipeline.decoding.planning import planner
 from pipeline.decoding.warm_up import warm_up
@@ -10,11 +10,11 @@ from pipeline.decoding.warm_up import warm_up
 
 def num_compiled() -> list[int]:
     loops = (
-        growth.grow,
-        growth.learn_from_step,
+        growth._grow,
+        learning._learn,
         planner._order,
         proposals._append,
-        proposals._find_places,
+        recent_rows._depths,
         reliability._add,
         store_step,
     )

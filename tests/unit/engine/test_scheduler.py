@@ -160,7 +160,7 @@ def test_a_source_that_writes_into_what_it_is_given_changes_no_token(where: str)
     request = make_request((1, 2, 3), 30, sampling=sampling, stop_sequences=((1, 1),))
     (result,) = scheduler.run([Submission(request, "trie")])
     assert result.output_ids == plain_decode(request)
-    assert bool(scheduler.drafter.failures["trie"]) is (where != "lists")
+    assert scheduler.drafter.failures["trie"]
 
 
 def test_the_context_limit_ends_a_request() -> None:

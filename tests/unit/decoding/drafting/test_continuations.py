@@ -83,8 +83,8 @@ def test_every_node_of_a_step_is_kept_and_the_accepted_ones_win() -> None:
     tree = tree_from_lists([3, 4, 3], [-1, 0, 1])
     table = empty_table(2, 64, 1)
     rows = np.asarray([[3], [5], [6], [7]], np.int32)
-    accepted = np.asarray([True, False, False])
-    store_step(table, KEY, ints(1, 2), tree.token_ids, tree.parents, accepted, rows, np.ones((4, 1), np.float32))
+    ones = np.ones((4, 1), np.float32)
+    store_step(tuple(table), KEY, ints(1, 2), tree.token_ids, tree.parents, ints(0), rows, ones)
     assert found(table, [2], 1) == [3]
     assert found(table, [3], 1) == [5]
     assert found(table, [4, 3], 2) == [7]
@@ -108,8 +108,7 @@ def test_step_storage_equals_storing_each_path_alone(context: list[int], nodes: 
     rows = np.arange(len(nodes) + 1, dtype=np.int32)[:, None]
     probs = np.ones((len(nodes) + 1, 1), np.float32)
     table, reference = empty_table(3, 256, 1), empty_table(3, 256, 1)
-    accepted = np.zeros(len(nodes), np.bool_)
-    store_step(table, KEY, ints(*context), tree.token_ids, tree.parents, accepted, rows, probs)
+    store_step(tuple(table), KEY, ints(*context), tree.token_ids, tree.parents, ints(), rows, probs)
     for node in [*range(len(nodes)), -1]:
         path = [int(tree.token_ids[step]) for step in path_to(tree, node)]
         store(reference, KEY, ints(*reversed(context + path)), rows[node + 1], probs[node + 1])

@@ -67,15 +67,16 @@ def test_a_source_that_fails_to_start_or_learn_affects_no_other() -> None:
 def test_a_source_that_changes_its_step_changes_it_for_no_other() -> None:
     class Vandal(Scripted):
         def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
-            step.nodes.clear()
-            step.token_ids.append(9)
-            step.context[:] = 9
+            for name in ("nodes", "token_ids", "context"):
+                with pytest.raises((TypeError, ValueError), match=r"assignment"):
+                    getattr(step, name)[0] = 9
+            raise RuntimeError("all were read-only")
 
     good = Scripted("good", lambda _: chain([7, 8]))
     drafter = drafter_of(Vandal("vandal", lambda _: EMPTY_TREE), good)
     drafter.update("r", step_of(drafter.propose("r", CONTEXT, BUDGET), [0]))
     ((step, _),) = good.heard
-    assert (step.nodes, step.token_ids, step.context.tolist()) == ([0], [7, 0], CONTEXT.tolist())
+    assert (step.nodes, step.token_ids, step.context.tolist()) == ((0,), (7, 0), CONTEXT.tolist())
     with pytest.raises(RuntimeError, match=r"vandal \(1 calls\)"):
         drafter.require_sound()
 

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from pipeline.decoding.drafting import growth
 from pipeline.decoding.drafting.continuations import ContinuationTable, empty_table, namespace_key, store
 from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
-from pipeline.decoding.drafting.growth import LEAST_COUNTED, Grown, learn_from_step
+from pipeline.decoding.drafting.growth import LEAST_COUNTED, Grown
 from pipeline.decoding.drafting.mixing import OTHERS, Mix, mixed_probability
 from pipeline.decoding.drafting.proposals import Proposals
 from pipeline.decoding.drafting.recent_rows import EVERY, NO_RECENT_ROWS, NONE, RecentRows
 from pipeline.decoding.noise import NO_NOISE, NoiseKey, token_noise
 from pipeline.decoding.request import SamplingParams
 from pipeline.decoding.sampling import choose_token
+from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import DraftTree, check_tree, depths, read_only
 from tests.fakes import make_request
 
@@ -41,12 +42,17 @@ NO_PROPOSALS = proposals_of_one([], [], 0.0)
 
 
 def grow(
-    context: np.ndarray, *arguments: object, noise: NoiseKey = NO_NOISE, recent: RecentRows = NO_RECENT_ROWS
+    context: np.ndarray,
+    *arguments: object,
+    noise: NoiseKey = NO_NOISE,
+    recent: RecentRows = NO_RECENT_ROWS,
+    least: float = 0.0,
 ) -> Grown:
     """Read-only, as in a drafter's call. A writable array would cause another compilation."""
     proposals, table, key, first, *others, max_nodes, max_depth = arguments
+    budget = DraftBudget(max_nodes, max_depth, least)  # type: ignore[arg-type]
     rows = proposals, table, key, first, recent
-    return growth.grow(read_only(context), *rows, *others, noise, max_nodes, max_depth)  # type: ignore[arg-type]
+    return growth.grow(read_only(context), *rows, *others, noise, budget)  # type: ignore[arg-type]
 
 
 def mix_of(weights: np.ndarray) -> Mix:
@@ -228,38 +234,6 @@ def grown_once(table: ContinuationTable, mix: Mix, noise: NoiseKey = NO_NOISE) -
     )
 
 
-def test_weights_learn_how_often_each_candidate_is_right() -> None:
-    table = empty_table(1, 64, 2)
-    store(table, KEY, np.asarray([1], np.int32), np.asarray([2, 3], np.int32), np.asarray([0.6, 0.3], np.float32))
-    mix = first_mix()
-    before = mix.weights.copy()
-    random = np.random.default_rng(0)
-    for _ in range(4000):
-        grown = grown_once(table, mix)
-        accepted = grown.token_ids == (2 if random.random() < 0.25 else 3)
-        learn_from_step(mix, grown, np.arange(2, dtype=np.int32), accepted, 0.02)
-    grown = grown_once(table, mix)
-    assert dict(zip(grown.token_ids.tolist(), grown.probabilities.tolist(), strict=True)) == pytest.approx(
-        {2: 0.25, 3: 0.75}, abs=0.1
-    )
-    assert np.array_equal(mix.weights[[0, 2]], before[[0, 2]])
-
-
-def test_nodes_below_a_refused_one_and_those_not_verified_teach_nothing() -> None:
-    mix = first_mix()
-    before = mix.weights.copy()
-    proposals = proposals_of_one([5, 6, 7], [-1, 0, 1], 0.4)
-    nothing = empty_table(2, 64, 2), KEY, NO_FIRST_ROWS
-    grown = grow(np.asarray([1], np.int32), proposals, *nothing, TABLE_CHANNEL, mix, 3, 3)
-    refused = np.zeros(3, np.bool_)
-    learn_from_step(mix, grown, np.asarray([-1, 1, 2], np.int32), refused, 0.02)
-    assert np.array_equal(mix.weights, before)
-    learn_from_step(mix, grown, np.arange(3, dtype=np.int32), refused, 0.02)
-    assert mix.weights[0, 0, 1] < before[0, 0, 1]
-    assert np.array_equal(mix.weights[1:], before[1:])
-    assert np.array_equal(mix.weights[0, 1:-1], before[0, 1:-1])
-
-
 def test_first_rows_say_what_follows_a_token_of_which_the_table_says_nothing() -> None:
     context, table = np.asarray([4, 0], np.int32), empty_table(2, 64, 2)
     grown = grow(context, NO_PROPOSALS, table, KEY, FIRST, TABLE_CHANNEL, first_mix(), 8, 2)
@@ -271,6 +245,18 @@ def test_first_rows_say_what_follows_a_token_of_which_the_table_says_nothing() -
     ]
     assert grown.channel_probs[:, -3].tolist() == pytest.approx([0.5, 0.2, 0.7])
     assert not grown.num_orders.any()
+
+
+@settings(deadline=None)
+@given(proposal_sets(), tables(), st.sampled_from([0.02, 0.1, 0.3]))
+def test_unlikely_nodes_are_left_out(proposals: Proposals, table: ContinuationTable, least: float) -> None:
+    """The others are the first ones of the whole tree, because nodes are taken in the order of their probability."""
+    rest = np.asarray([1, 2], np.int32), proposals, table, KEY, FIRST, TABLE_CHANNEL, first_mix(), 16, 4
+    whole, part = grow(*rest), grow(*rest, least=least)  # type: ignore[arg-type]
+    count = whole.num_fixed + int((whole.probabilities[whole.num_fixed :] >= least).sum())
+    assert part.token_ids.tolist() == whole.token_ids[:count].tolist()
+    assert part.parents.tolist() == whole.parents[:count].tolist()
+    assert part.places.tolist() == [place if place < count else -1 for place in whole.places.tolist()]
 
 
 def test_token_0_is_a_candidate_like_any_other() -> None:

@@ -20,7 +20,7 @@ def test_a_row_after_a_rejected_node_is_about_the_next_position(data: st.DataObj
     ids, probs = np.zeros((len(tree) + 1, 2), np.int32), np.full((len(tree) + 1, 2), 0.5, np.float32)
     context = np.asarray([5, 6, 7], np.int32)
     tokens = [*tree.token_ids[accepted].tolist(), 9]
-    found = recent_rows(StepResult(context, tree, accepted, tokens, None, ids, probs))
+    found = recent_rows(StepResult(context, tree, accepted, tokens, None, ids, probs), np.asarray(accepted, np.int32))
 
     assert np.shares_memory(found.ids, ids)
     assert np.shares_memory(found.probs, probs)
@@ -35,4 +35,4 @@ def test_a_row_after_a_rejected_node_is_about_the_next_position(data: st.DataObj
 
 def test_a_target_without_candidates_gives_no_rows() -> None:
     tree = tree_from_lists([3], [-1])
-    assert recent_rows(StepResult(np.asarray([1], np.int32), tree, [], [4])) is NO_RECENT_ROWS
+    assert recent_rows(StepResult(np.asarray([1], np.int32), tree, [], [4]), np.empty(0, np.int32)) is NO_RECENT_ROWS

@@ -20,10 +20,14 @@ def tree(probabilities: list[float], sources: list[int], num_fixed: int = 0) -> 
     )
 
 
+def add(reliability: Reliability, tree: DraftTree, accepted: list[int]) -> None:
+    reliability.add(tree, np.asarray(accepted, np.int32))
+
+
 def test_nodes_count_for_their_source_and_bucket() -> None:
     reliability = Reliability(("trie", "recycling"))
-    reliability.add(tree([0.6, 0.55, 0.01], [0, 1, 1]), [0])
-    reliability.add(tree([0.65], [0]), [])
+    add(reliability, tree([0.6, 0.55, 0.01], [0, 1, 1]), [0])
+    add(reliability, tree([0.65], [0]), [])
     rows = {(row.source, row.low, row.high): row for row in reliability.take()}
     assert set(rows) == {("trie", 0.5, 0.7), ("recycling", 0.5, 0.7), ("recycling", 0.0, 0.02)}
     row = rows["trie", 0.5, 0.7]
@@ -34,17 +38,17 @@ def test_nodes_count_for_their_source_and_bucket() -> None:
 
 def test_windows_and_trees_without_estimates_do_not_count() -> None:
     reliability = Reliability(("window",))
-    reliability.add(tree([0.3, 0.3], [0, 0], num_fixed=2), [1])
-    reliability.add(DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int32)), [0])
+    add(reliability, tree([0.3, 0.3], [0, 0], num_fixed=2), [1])
+    add(reliability, DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int32)), [0])
     assert reliability.take() == []
-    reliability.add(tree([0.3, 0.95], [0, 0], num_fixed=1), [0, 1])
+    add(reliability, tree([0.3, 0.95], [0, 0], num_fixed=1), [0, 1])
     assert [(row.low, row.nodes, row.accepted) for row in reliability.take()] == [(0.9, 1, 1)]
     assert reliability.take() == []
 
 
 def test_nodes_that_a_grammar_forces_count_for_no_source() -> None:
     reliability = Reliability(("trie", "recycling"))
-    reliability.add(tree([0.6, 0.6], [0, -1]), [0, 1])
+    add(reliability, tree([0.6, 0.6], [0, -1]), [0, 1])
     assert [(row.source, row.nodes, row.accepted) for row in reliability.take()] == [("trie", 1, 1)]
 
 
@@ -57,6 +61,6 @@ def test_nodes_that_a_grammar_forces_count_for_no_source() -> None:
 )
 def test_an_estimate_is_in_the_bucket_that_it_ends(estimate: float, low: float, high: float) -> None:
     reliability = Reliability(("trie",))
-    reliability.add(tree([estimate], [0]), [])
+    add(reliability, tree([estimate], [0]), [])
     (row,) = reliability.take()
     assert (row.low, row.high, row.nodes) == (low, high, 1)

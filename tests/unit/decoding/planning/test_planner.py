@@ -178,7 +178,33 @@ def test_a_pass_is_planned_by_the_mean_context_length() -> None:
 
     items = [item(0.9, 0.8)._replace(context_len=length) for length in (100, 400, 700)]
     AdaptivePlanner(Curve()).plan(items, 64)  # type: ignore[arg-type]
-    assert asked == [(3 + 6, 3, 400)]
+    assert asked == [(3 + 32, 3, 400)]
+
+
+@settings(deadline=None)
+@given(plan_items(), st.lists(st.floats(0.001, 0.2), min_size=40, max_size=40))
+def test_nodes_below_the_least_probability_are_not_sent(items: list[PlanItem], increments: list[float]) -> None:
+    """Where nodes take ever more time. Where some are cheaper than those before them, the best plan may hold a few."""
+    times = (0.1 + np.cumsum(sorted(increments))).tolist()
+    planner = AdaptivePlanner(cost_curve([(size + 1, 1, 0, seconds) for size, seconds in enumerate(times)]))
+    trees = planner.plan(items, 100)
+    for _ in range(2):  # of the same items, so that the value is that of these times
+        sent = [p for tree in trees if tree.probabilities is not None for p in tree.probabilities.tolist()]
+        assert all(probability >= planner.least_probability for probability in sent)
+        trees = planner.plan(items, 100)
+
+
+def test_the_least_probability_follows_the_time_of_nodes() -> None:
+    """A node takes a twentieth of a plain pass, of which half counts; with two sequences a pass yields two tokens."""
+    planner = AdaptivePlanner(cost_curve([(1, 1, 0, 0.100), (101, 1, 0, 0.600)]))
+    assert planner.least_probability == 0
+    planner.plan([item(0.5)], 64)
+    assert planner.least_probability == pytest.approx(0.025)
+    planner.plan([item(0.5), item(0.5)], 64)
+    assert planner.least_probability == pytest.approx(2 * 0.025 / 1.05)
+    checked = AdaptivePlanner(FLAT, always_drafts=True)
+    checked.plan([item(0.5)], 64)
+    assert checked.least_probability == FixedPlanner().least_probability == 0
 
 
 def test_the_time_of_drafting_counts_against_what_drafts_save() -> None:
