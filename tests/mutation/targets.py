@@ -33,10 +33,13 @@ _DRAFTS = ("estimator", "learning", "recorded")
 _CONTENT = ("text_trie", "integrity", "random_operations", "merging")
 TARGETS = (
     *map(_decoding, ("accept", "tree", "sampling", "lookahead", "noise", "pool", "split", "strategy")),
-    *map(_drafting, ("growth", "calibration", "continuations", "reliability", "learned_state")),
+    *map(
+        _drafting, ("growth", "learning", "recent_rows", "calibration", "continuations", "reliability", "learned_state")
+    ),
     *map(_planning, ("planner", "cost", "balance", "cost_correction")),
     _decoding("sampling_checks", "sampling"),
     _drafting("mixing", "mixing", "drafter_recorded"),
+    _drafting("nodes", "growth", "drafter_recorded"),
     Target(
         "pipeline/decoding/log_probs.py",
         (f"{_DECODING}/test_log_probs.py", f"{_ENGINE}/test_scheduler_log_probs.py", f"{_TRITON}/test_token_output.py"),

@@ -82,6 +82,7 @@ def test_a_proposed_node_is_found_by_its_path(drawn: tuple[DraftTree, np.ndarray
         ([], [1], 0, [1, 2, 3, 4]),
         ([0, 1], [1, 2], None, []),  # cut at the end of the output: the last token is that of a node
         ([0, 3, 4], [1, 4, 5, 6], None, []),
+        ([], [], None, []),  # ended before its first token
     ],
 )
 def test_a_correct_node_that_was_not_verified(
@@ -95,6 +96,28 @@ def test_a_correct_node_that_was_not_verified(
     num_accepted = len(nodes) + (unsent is not None)
     assert calibration.promised.sum() == pytest.approx(0.5 * (5 - len(unknown)))
     assert calibration.accepted.sum() == pytest.approx(num_accepted)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "token", "verified", "accepted"),
+    [
+        ([], 9, [0, 1, 2, 3, -1, 5], [False, False, False, True, False, False]),  # its own children only are unknown
+        ([], 7, [0, 1, -1, 3, 4, 5], [False, True, False, False, False, False]),
+        ([1], 7, [0, 1, 2, 3, 4, 5], [False, True, False, False, False, False]),  # no child of the last node
+        ([0], -1, [0, 1, 2, 3, 4, 5], [True, False, False, False, False, False]),
+    ],
+)
+def test_an_unsent_node_is_a_child_of_the_last_accepted_one(
+    nodes: list[int], token: int, verified: list[int], accepted: list[bool]
+) -> None:
+    #  0 "6", 1 "7" - 2 "6", 3 "9" - 4 "7", 5 "8" below 0
+    tree = tree_from_lists([6, 7, 6, 9, 7, 8], [-1, -1, 1, -1, 3, 0])
+    assert outcome(tree, tree, nodes, token) == (verified, accepted)
+
+
+def test_a_node_below_one_that_was_left_out_is_not_found_elsewhere() -> None:
+    proposed, verified = tree_from_lists([5, 6, 6], [-1, 0, -1]), tree_from_lists([6], [-1])
+    assert outcome(proposed, verified, [0]) == ([-1, -1, 0], [False, False, True])
 
 
 def test_weights_learn_how_often_a_candidate_is_right() -> None:

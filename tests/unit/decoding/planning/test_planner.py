@@ -258,6 +258,16 @@ def test_measured_passes_correct_the_curve() -> None:
     assert planner.plan([item(0.4, 0.2, 0.1)], 64) == [EMPTY_TREE]
 
 
+@pytest.mark.parametrize(("draft_seconds", "pays"), [(0.04, True), (0.06, False)])
+def test_drafts_save_their_tokens_less_the_time_that_they_add_to_a_pass(draft_seconds: float, pays: bool) -> None:
+    """Two nodes add 0.4 plain passes and save 0.9."""
+    names, planner = frozenset({"trie"}), AdaptivePlanner(cost_curve([(1, 1, 0, 0.10), (3, 1, 0, 0.14)]))
+    for _ in range(60):
+        (sent,) = planner.plan([item(0.5, 0.4)._replace(names=names, draft_seconds=draft_seconds)], 64)
+        assert len(sent) == 2
+    assert planner.drafting_pays(names) is pays
+
+
 def test_the_time_of_drafting_is_compared_with_the_measured_time_of_a_pass() -> None:
     """On a busy machine drafting takes longer, and so does a pass."""
     names, planner = frozenset({"trie"}), AdaptivePlanner(FLAT)
