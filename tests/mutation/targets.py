@@ -52,7 +52,7 @@ TARGETS = (
             f"{_ENGINE}/test_scheduler_grammar.py",
         ),
     ),
-    _drafting("drafter", "drafter", "drafter_faults", "learned_state"),
+    _drafting("drafter", "drafter", "drafter_faults", "drafter_recorded", "learned_state"),
     _drafting("proposals", "proposals", "drafter"),
     Target("pipeline/decoding/grammar/matcher.py", (f"{_DECODING}/grammar/test_matcher.py",)),
     _trie("learning", "learning", "recorded"),

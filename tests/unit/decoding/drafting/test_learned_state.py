@@ -13,7 +13,7 @@ from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.drafting.learned_state import MAGIC, load_arrays, save_arrays
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.tree import agreeing_path
+from pipeline.decoding.tree import DraftTree, agreeing_path
 from pipeline.errors import UserError
 from tests.logs import Logs
 
@@ -41,11 +41,17 @@ def serve(drafter: Drafter, namespace: str = "") -> None:
     drafter.stop("r")
 
 
-def foreseen(drafter: Drafter, namespace: str = "") -> list[int]:
-    """The tokens of the text that a draft for another request predicts."""
+def proposed(drafter: Drafter, namespace: str = "") -> DraftTree:
+    """The draft for another request."""
     drafter.start("s", TEXT[:1], namespace, NAMES)
     tree = drafter.propose("s", TEXT[:2], DraftBudget(24, 4))
     drafter.stop("s")
+    return tree
+
+
+def foreseen(drafter: Drafter, namespace: str = "") -> list[int]:
+    """The tokens of the text that a draft for another request predicts."""
+    tree = proposed(drafter, namespace)
     tokens: list[int] = tree.token_ids[agreeing_path(tree, TEXT[2:].tolist())].tolist()
     return tokens
 
@@ -58,6 +64,10 @@ def test_a_new_drafter_goes_on_where_the_old_one_ended(tmp_path: Path) -> None:
     assert not foreseen(new)
     new.load_learned(tmp_path / "state", "engine", "model a")
     assert foreseen(new) == foreseen(old) != []
+    old_tree, new_tree = proposed(old), proposed(new)
+    assert new_tree.token_ids.tolist() == old_tree.token_ids.tolist()
+    # Weights and calibration are as they were.
+    assert new_tree.probabilities == pytest.approx(old_tree.probabilities)
     assert {path.name for path in (tmp_path / "state").iterdir()} == {
         "engine.state", "recycling.state", "trie.snapshot", "trie.state"
     }  # fmt: skip
