@@ -158,7 +158,10 @@ def log_tail(path: Path, num_lines: int = 20) -> str:
 
 def about_full_disk(folder: Path) -> list[str]:
     """One line if hardly anything can be written into a folder, else none."""
-    space = os.statvfs(folder)
+    try:
+        space = os.statvfs(folder)
+    except FileNotFoundError:
+        return []
     free = space.f_bavail * space.f_frsize
     if free >= _LITTLE_SPACE or not space.f_blocks:  # some file systems report no sizes
         return []

@@ -12,7 +12,7 @@ from typing import BinaryIO, NoReturn
 import pytest
 
 from pipeline.bench.report.results import require_writable
-from pipeline.files import partial_path, write_whole
+from pipeline.files import log_tail, partial_path, write_whole
 
 
 def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:
@@ -144,3 +144,7 @@ def test_the_file_has_the_mode_that_the_user_s_mask_gives(tmp_path: Path) -> Non
     finally:
         os.umask(before)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_log_of_a_removed_folder_has_no_end(tmp_path: Path) -> None:
+    assert log_tail(tmp_path / "gone" / "log") == ""
