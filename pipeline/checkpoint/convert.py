@@ -153,8 +153,8 @@ def _check_generation_config(folder: Path) -> None:
 
 
 def _check_pass(model: PreTrainedModel, dtype: Dtype, where: str) -> None:
-    """Raise CheckpointError if a pass of two tokens fails, has logits that are not finite, or has other heads than the
-    config: some faults of a config show only there."""
+    """Raise CheckpointError if a pass of two tokens fails, has logits that are not finite, or has key/value heads of
+    another number or width than the config. Some faults of a config show only there."""
     import torch
 
     ids = torch.tensor([[0, len(model.get_input_embeddings().weight) - 1]])

@@ -25,8 +25,8 @@ def open_gguf(path: Path, architecture: str, cache_dir: Path) -> Checkpoint:
     if architecture not in GGUF_ARCHITECTURES.get(found, ()):
         known = ", ".join(f"{word} ({' or '.join(classes)})" for word, classes in GGUF_ARCHITECTURES.items())
         raise CheckpointError(
-            f"{path} has architecture {found!r}; the model config says {architecture!r}. "
-            f"Supported in GGUF files: {known}."
+            f"{path} has architecture {found!r}; the model config has {architecture!r}. Correct the "
+            f"config. Supported in GGUF files: {known}."
         )
     return Checkpoint(path.parent, path.name, architecture, remembered_sha256(path, cache_dir), (path,))
 

@@ -69,7 +69,7 @@ def check_config_file(folder: Path, architecture: str) -> None:
         )
     if found != architecture:
         raise CheckpointError(
-            f"{folder} has architecture {found!r}; the model config says {architecture!r}. Correct the config."
+            f"{folder} has architecture {found!r}; the model config has {architecture!r}. Correct the config."
         )
     check_rope(config, str(folder))
 

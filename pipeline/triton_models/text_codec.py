@@ -65,7 +65,8 @@ class TextCodec:
         the numbers of words and weights differ, a weight is not finite, or a word has a token that the model lacks."""
         if len(words) != len(weights):
             raise RequestError(
-                f"embedding_bias_words has {len(words)} words, embedding_bias_weights {len(weights)} weights"
+                f"embedding_bias_words has {len(words)} words, embedding_bias_weights {len(weights)} weights; send one "
+                "weight per word"
             )
         if not words:
             return None

@@ -237,7 +237,9 @@ def _with_logit_bias(codec: TextCodec, tensors: Tensors, bias: FloatArray | None
     ids = token_ids(tensors, "logit_bias_ids")
     values = tensors.get("logit_bias_values", np.empty(0, np.float32)).reshape(-1)
     if len(ids) != len(values):
-        raise RequestError(f"logit_bias_ids has {len(ids)} tokens, logit_bias_values {len(values)} values")
+        raise RequestError(
+            f"logit_bias_ids has {len(ids)} tokens, logit_bias_values {len(values)} values; send one value per token"
+        )
     if not len(ids):
         return bias
     require_tokens(ids, codec.vocab_size, "logit_bias_ids")

@@ -113,7 +113,7 @@ def spoil_other_architecture(folder: Path) -> None:
         (spoil_config, "is not valid JSON"),
         (
             spoil_architecture,
-            "has architecture 'MambaForCausalLM'; the model config says 'LlamaForCausalLM'. Correct the config.",
+            "has architecture 'MambaForCausalLM'; the model config has 'LlamaForCausalLM'. Correct the config.",
         ),
         (spoil_rope, "rotary embeddings of type 'dynamic'"),
         (spoil_layered_rope, "rotary embeddings of type 'longrope'"),
@@ -127,7 +127,7 @@ def spoil_other_architecture(folder: Path) -> None:
             "eos_token_id: found ['</s>']; should be a token id or a list of token ids",
         ),
         (spoil_no_architecture, 'config.json names no class. Add "architectures": ["LlamaForCausalLM"] to it'),
-        (spoil_other_architecture, "the model config says 'LlamaForCausalLM'"),
+        (spoil_other_architecture, "the model config has 'LlamaForCausalLM'"),
         (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
         (
             lambda folder: (folder / "model.safetensors").rename(folder / "consolidated.safetensors"),
