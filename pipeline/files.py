@@ -95,8 +95,8 @@ def try_lock(file: IO[Any] | int, shared: bool = False) -> bool:
 
 
 def wait_for_lock(file: IO[Any] | int, on_busy: Callable[[], None]) -> None:
-    """Lock an open file or descriptor as `try_lock` does. on_busy: called if another one holds the lock; if it returns,
-    the lock is waited for."""
+    """Lock an open file or descriptor as `try_lock` does. on_busy: called before the wait if another one holds the
+    lock; may raise."""
     if not try_lock(file):
         on_busy()
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -39,7 +39,7 @@ def models(as_json: Json = False) -> None:
         built = _built(model.name, where)
         return (model.name, _count(model.num_parameters), model.max_position_embeddings, *fit, source, built)
 
-    load_profile(DEFAULT_PROFILE, where)  # its faults are of no model
+    load_profile(DEFAULT_PROFILE, where)  # reports its faults once, not for every model
     names = names_in(where.models)
     found, faults = _find(names, load_model, lambda name: (name, DEFAULT_PROFILE), where)
     columns = ("model", "parameters", "context", "memory", "fits here", "checkpoint", "built for")
@@ -61,7 +61,7 @@ def profiles(model: Model = DEFAULT_MODEL, as_json: Json = False) -> None:
         sizes = engine.max_batch_size, engine.max_seq_len, drafting.strategy, drafting.max_draft_tokens
         return (profile.name, *sizes, *fit, profile.description)
 
-    load_model(model, where)  # its faults are of no profile
+    load_model(model, where)  # reports its faults once, not for every profile
     found, faults = _find(names_in(where.profiles), load_profile, lambda name: (model, name), where)
     columns = ("profile", "batch", "context", "strategy", "draft tokens", "memory", "fits here", "")
     _show(found, columns, cells, f"model {model}", as_json)
@@ -88,7 +88,7 @@ def _find(
         try:
             entry, pair = load(name, where), pair_of(name)
             resolved = resolve_config(*pair, overrides, where=where, hardware=hardware, backend_rules=False)
-        except ConfigError as error:  # noqa: PERF203  # of one file, which must not hide the others
+        except ConfigError as error:  # noqa: PERF203  # a faulty file must not hide the others
             faults.append(error)
         else:
             found.append((entry, memory_fit(resolved, available)))
@@ -99,11 +99,11 @@ def _show(
     found: Sequence[tuple[Entry, MemoryFit]],
     columns: Sequence[str],
     cells: Callable[[Entry, Cells], Cells],
-    of: str,
+    subject: str,
     as_json: bool,
 ) -> None:
     """Print configs with the memory that each needs. cells: function that makes a row from a config and two texts about
-    memory. of: subject of the estimate, for the note."""
+    memory. subject: what the estimate is for, in the note."""
     from pipeline.checkpoint.disk import gigabytes
     from pipeline.engine.memory import available_bytes
 
@@ -112,7 +112,7 @@ def _show(
         return
     output.table(columns, [cells(entry, (gigabytes(fit.needed_bytes), _fits(fit))) for entry, fit in found])
     available = gigabytes(available_bytes())
-    output.note(f"memory: estimate for the torch engine on a CPU, {of}; {available} are available here")
+    output.note(f"memory: estimate for the torch engine on a CPU, {subject}; {available} are available here")
 
 
 def _refuse(faults: Sequence[ConfigError]) -> None:

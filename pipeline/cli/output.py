@@ -130,7 +130,7 @@ def _line(task: Task) -> str:
 
 
 class _Sink(io.StringIO):
-    """Output of a progress bar. It is a terminal for the bar, because some bars print nothing without one."""
+    """Discards the output of a progress bar. Reports itself as a terminal, because some bars do not run without one."""
 
     def write(self, text: str) -> int:
         return len(text)

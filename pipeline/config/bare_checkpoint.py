@@ -1,4 +1,4 @@
-"""Makes a model config from a checkpoint, for --model without a YAML: a folder, a GGUF file, or a Hugging Face
+"""Creates a model config from a checkpoint, for --model without a YAML: a folder, a GGUF file, or a Hugging Face
 repository."""
 
 from __future__ import annotations

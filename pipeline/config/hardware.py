@@ -31,7 +31,7 @@ def detect_hardware() -> Hardware:
 
 
 def has_cuda_driver() -> bool:
-    """Whether this machine has NVIDIA's driver. Takes no time, and says nothing of a GPU."""
+    """Whether this machine has NVIDIA's driver. Takes no time. A driver does not imply a GPU."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

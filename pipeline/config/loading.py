@@ -1,4 +1,5 @@
-"""Reads a model or a profile: YAML file, merged over its base, with overrides. Each setting keeps its place.
+"""Reads a model or a profile: YAML file, merged over its base, with overrides. Records where each setting was
+written.
 
 `resolution` validates the settings later, to report faults of the model, the profile and their combination together.
 """
@@ -203,7 +204,7 @@ def _read_yaml(path: Path) -> RawSettings:
 
 def _merge(base: RawSettings, over: RawSettings) -> tuple[dict[str, Any], dict[KeyPath, str]]:
     """Merge mappings key by key, and replace other values and mappings with another `source` or `kind`. Returns the
-    result and the place of each setting."""
+    result and the origin of each setting (see `RawSettings`)."""
     origins = dict(base.origins) | {(): over.origins[()]}
 
     def merge(low: Any, high: Any, path: KeyPath) -> Any:

@@ -262,7 +262,7 @@ def _resolved(model: ModelConfig, profile: ProfileConfig, backend: str, device: 
 
 
 def _located(fault: Fault, model: RawSettings, profile: RawSettings) -> Fault:
-    """Add the place of its setting to a fault."""
+    """Return the fault with the file and line of its setting, or the override that set it."""
     if fault.path[0] == "model":
         return replace(fault, where=origin_of(fault.path[1:], model.origins))
     return replace(fault, where=origin_of(fault.path, profile.origins))

@@ -24,7 +24,7 @@ float32: Any = np.float32
 
 
 class _LoopCacheLocator(caching._CacheLocator):  # type: ignore[misc]
-    """Tells numba the folder of a loop's machine code. The folder belongs to one state of the sources, so it is never
+    """Gives numba the folder of a loop's machine code. The folder belongs to one state of the sources, so it is never
     stale."""
 
     def __init__(self, py_func: Any, path: Path) -> None:

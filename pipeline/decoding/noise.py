@@ -39,8 +39,7 @@ NO_NOISE = NoiseKey(np.uint64(0), 0.0)
 
 
 def gumbel_noise(seed: int, position: int, tokens: NDArray[np.int64]) -> FloatArray:
-    """[n] noise of these tokens, at least one, in ascending order, at an absolute position (0 is the prompt's first
-    token)."""
+    """Return the noise [n] of tokens [n >= 1], ascending. position: absolute; 0 is that of the prompt's first token."""
     bits = np.random.Philox(key=seed, counter=[0, position, 0, 0])
     uniform = np.random.Generator(bits).random(int(tokens[-1]) + 1, dtype=np.float32)[tokens]
     noise: FloatArray = -np.log(-np.log(np.maximum(uniform, _LEAST)))

@@ -134,7 +134,7 @@ def _candidates(scores: FloatArray, params: SamplingParams) -> NDArray[np.int64]
         permitted = scores[tokens]
     if params.top_p < 1.0:
         total = np.exp(permitted, dtype=np.float64).sum()
-        # Lighter tokens are not sorted. Together they have at most half of the share that top-p leaves out.
+        # Tokens below this weight are not sorted. Together they have at most half of the share that top-p leaves out.
         lightest = (1.0 - params.top_p) * total / (2 * len(permitted))
         weights = np.exp(scores[tokens], dtype=np.float64)
         heavy = weights >= lightest

@@ -34,7 +34,8 @@ _ROUTING = ("--router-session-affinity-ttl-secs", "3600")
 _STARTUP_S = 120.0
 # Time after which the front end gives up a worker of another machine that sends neither tokens nor heartbeats.
 SILENCE_S = 10.0
-# Time for which etcd may be away before the front end ends. Its entries are not used by others, so they may be wrong.
+# Time for which etcd may be away before the front end ends. It is long, because no other process uses the entries of
+# the front end, so stale ones do no harm.
 _FRONT_END_LEASE_S = 600
 
 

@@ -155,7 +155,7 @@ class Backend(BackendSettings, Protocol):
         return {}
 
     def validation_settings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Config overrides for `lookahead validate`: for all profiles, and further ones for the first. Raises
+        """Config overrides for `lookahead validate-gpu`: for all profiles, and further ones for the first. Raises
         BuildError if the backend cannot run here."""
         return (), ()
 

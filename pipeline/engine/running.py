@@ -77,7 +77,7 @@ def start_request(
     submission, request, limits = entry.submission, entry.submission.request, engine.limits
     matcher = entry.matcher.result() if entry.matcher is not None else None
     if matcher is not None and request.end_ids != matcher.end_ids:
-        request = replace(request, end_ids=matcher.end_ids)  # the grammar's own end token if there was none
+        request = replace(request, end_ids=matcher.end_ids)  # a request without end tokens gets the vocabulary's
         submission = replace(submission, request=request)
     names = source_names(submission.strategy, drafter.names, submission.lookahead is not None)
     if submission.only_supplied:

@@ -19,7 +19,8 @@ from pipeline.engine.submission import StepEvent
 Choose = Callable[[int, Sequence[int]], int]
 
 
-# Ends the walk over a tree at the end of the output, after which the grammar may permit nothing. The session drops it.
+# Choice after the end of the output, where the grammar may permit no token. It ends the walk over the tree, and the
+# session drops it.
 NO_TOKEN = -1
 
 

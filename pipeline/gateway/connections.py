@@ -39,7 +39,7 @@ def bounded_protocol(header_timeout_s: float, max_connections: int) -> type[asyn
     from the start of the connection, or from the first byte of a later request. A connection whose client stops reading
     is closed too. At max_connections, where uvicorn refuses requests, a new connection replaces those that have waited
     longest for a request."""
-    waiting: dict[H11Protocol, float] = {}  # the longest first, and since when
+    waiting: dict[H11Protocol, float] = {}  # connection -> start of its wait, the earliest first
 
     class BoundedProtocol(H11Protocol):
         _timer: asyncio.TimerHandle | None = None

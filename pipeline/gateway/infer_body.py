@@ -23,7 +23,8 @@ from pipeline.gateway.tenants import Tenant
 
 _BINARY = "binary_data_size"
 _SHARED_MEMORY = "shared_memory_region"
-# Number of best classes of an output. A tritonserver divides by the number of all, 0 for a text, and dies.
+# Parameter that requests the best classes of an output. A tritonserver divides by the number of classes, which is 0 for
+# text, and crashes.
 _CLASSIFICATION = "classification"
 # Limit of the digits of a length, as in h11: Python refuses to convert thousands.
 _MAX_DIGITS = 20

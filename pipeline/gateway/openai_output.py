@@ -72,7 +72,7 @@ class _Output:
         self._head: Json = {}
         self._is_started = False
         # Choices write concurrently, and the first must have sent the headers before another sends an event.
-        self._lock = asyncio.Lock()  # anyio's gives way to other tasks at each event
+        self._lock = asyncio.Lock()  # anyio's lock yields to other tasks at each event
 
     async def add(self, number: int, chunk: Json | bytes) -> None:
         """Add a chunk of a choice, or an event without JSON."""

@@ -156,9 +156,9 @@ class Tenants:
     ) -> Iterator[None]:
         """Count a request as running while the block runs. num_prompt_bytes: of one prompt. num_output_tokens:
         limit of the output of one choice; None, or more than max_seq_len, counts as max_seq_len. num_choices: of all
-        prompts; each counts as a request. weight: of a byte of a long prompt. Of these a tenant among several may have
-        as many as are free. Raises Refusal: 429 at a tenant's limit, 503 at the server's limit, 400 or 413 for a
-        request that alone exceeds a limit."""
+        prompts; each counts as a request. weight: factor for the bytes of a long prompt, see OPENAI_WEIGHT. A tenant
+        among several may use as many of the bytes as are free. Raises Refusal: 429 at a tenant's limit, 503 at the
+        server's limit, 400 or 413 for a request that alone exceeds a limit."""
         limit = min(tenant.max_concurrent_requests, self._max_concurrent_requests)
         if num_choices > limit:
             raise Refusal(

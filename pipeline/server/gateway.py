@@ -1,4 +1,4 @@
-"""The gateway as a service: its command, and its files, through which it follows to other servers."""
+"""The gateway as a service: its command, and the files by which it switches to other servers."""
 
 from __future__ import annotations
 

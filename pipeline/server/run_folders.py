@@ -16,7 +16,7 @@ _SERVING, _SECOND = "serving", "second"
 
 
 def base_dir(places: Places) -> Path:
-    """The first run folder, which contains the second."""
+    """The first run folder. The second one is its subfolder."""
     return places.engines / RUN
 
 

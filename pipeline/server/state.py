@@ -124,8 +124,8 @@ def find_replicas(run_dir: Path) -> dict[int, ServerState]:
 
 
 def find_own(folder: Path) -> ServerState | None:
-    """State of the server with this run folder of its own; None if it does not run. Removes leftovers of a killed
-    server."""
+    """State of the server of exactly this run folder, without its replicas; None if it does not run. Removes leftovers
+    of a killed server."""
     state = read_state(folder / STATE, ServerState)
     if state is None or is_guard(state.guard_pid, state.server_id):
         return state
@@ -157,8 +157,8 @@ def is_ready(state: ServerState) -> bool:
 
 
 def listens(server_id: str, ports: Collection[int]) -> bool:
-    """Whether the processes with an id accept connections on all of these ports. After a race for a free port another
-    program does, and its answers could look like those of the server."""
+    """Whether the processes with an id accept connections on all of these ports. Another program may
+    have bound a free port meanwhile, and its answers could look like those of the server."""
     found = set()
     for pid in marked_processes(server_id):
         with suppress(psutil.Error):

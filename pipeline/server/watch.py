@@ -77,9 +77,9 @@ class HangWatch:
 
 
 class ServiceWatch:
-    """Detects a service that does not respond. Another status than 200 counts as no response if all that the service
-    needs is there. url: to request; empty to detect nothing. needs: groups of URLs, of each of which one must answer,
-    see `answers`; without groups any status is good."""
+    """Detects a service that does not respond. A status other than 200 counts as no response if every group in `needs`
+    is available. url: to request; empty to detect nothing. needs: groups of URLs; a group is available if one of its
+    URLs answers (see `answers`). Without groups any status counts as a response."""
 
     def __init__(self, url: str, needs: Sequence[Sequence[str]]) -> None:
         self._url, self._needs = url, needs

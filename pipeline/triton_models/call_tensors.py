@@ -48,7 +48,7 @@ def call_tensors(
     if late := late_ids(request, len(session.output_ids)):
         if traits.extended:
             tensors["late_ids"] = np.asarray([late], np.int32)
-        elif step.num_tokens <= num_missing:  # a longer call may end with one of them
+        elif step.num_tokens <= num_missing:  # in a longer call they may end the output
             bad_words = (*bad_words, *((token,) for token in late))
     if streamed:
         tensors["streaming"] = np.asarray([[True]])

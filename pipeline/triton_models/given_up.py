@@ -27,7 +27,7 @@ def end_server_if_given_up(text: str) -> None:
     found = _GIVEN_UP.search(text)
     if found is None or handover_dir() is None:
         return
-    import psutil  # not before: it takes memory
+    import psutil  # imported only here, because it takes memory
 
     pid, _ = server_process()
     for process in psutil.process_iter(["ppid", "cmdline"]):

@@ -46,7 +46,7 @@ BACKEND = "tensorrtllm"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Place of a server. executable: tritonserver of this machine; None for a server in a container. has_mpirun:
+    """Where a server runs. executable: tritonserver of this machine; None for a server in a container. has_mpirun:
     whether mpirun is available there."""
 
     executable: Path | None
@@ -76,8 +76,8 @@ def find_site(environment: Mapping[str, str] = os.environ) -> Site:
 
 
 def startable_site(resolved: ResolvedConfig) -> Site:
-    """Place of a new server. Raises ServerError if this machine has neither tritonserver nor docker, lacks mpirun for
-    several ranks, or has fewer GPUs than an engine has ranks. Two engines share the GPUs."""
+    """Where a new server will run. Raises ServerError if this machine has neither tritonserver nor docker, lacks mpirun
+    for several ranks, or has fewer GPUs than an engine has ranks. Two engines share the GPUs."""
     site, context = find_site(), build_context_of(resolved)
     if context.num_processes > 1 and not site.has_mpirun:
         raise ServerError(

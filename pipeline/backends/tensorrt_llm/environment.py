@@ -48,7 +48,7 @@ class Environment:
 
     @property
     def where(self) -> Where:
-        """Place of the stages: "here" with an installed TensorRT-LLM, else "docker", else "nowhere"."""
+        """Where the stages run: "here" with an installed TensorRT-LLM, else "docker", else "nowhere"."""
         return "here" if self.version is not None else "docker" if self.docker is not None else "nowhere"
 
 

@@ -82,7 +82,7 @@ InDocker = Callable[[tuple[str, ...], Path, Sequence[Path]], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All stages of a build. where: place of the stages. version: of TensorRT-LLM there. world_size: ranks of each
+    """All stages of a build. where: where the stages run. version: of TensorRT-LLM there. world_size: ranks of each
     engine."""
 
     model: str

@@ -59,8 +59,8 @@ class HuggingFaceBaseline:
 
 
 class _Watch:
-    """A streamer of `generate`, which sends it the prompt, and then the tokens of each pass, once they are on the CPU.
-    lengths: numbers of these tokens."""
+    """A streamer for `generate`, which passes it the prompt and then the tokens of each pass, once they are on the CPU.
+    lengths: number of tokens of each call, the prompt first."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []

@@ -74,8 +74,8 @@ def load_workload(
     row_of: Callable[[Any, str, int], WorkloadRow] | None = None,
 ) -> list[WorkloadRow]:
     """Read the rows of a file in order. tasks: keep only rows of these. limit: maximum number of these rows. row_of:
-    returns the row of a JSON value, its place and its number; None for rows of prompts. Raises UserError with the line
-    of the first fault."""
+    makes a row from a JSON value, "FILE, line N" and the number of the row; None for rows of prompts. Raises UserError
+    with the line of the first fault."""
     if not path.exists():
         raise UserError(f"There is no data file {path}; give a JSON Lines file, or a .txt with a prompt per line.")
     rows: list[WorkloadRow] = []

@@ -219,7 +219,7 @@ def is_lossless(comparisons: Sequence[Comparison]) -> bool:
 
 
 def verdict_table(comparisons: Sequence[Comparison]) -> Table:
-    """Number of outputs, tokens and verdicts by strategy, decoding and place."""
+    """Number of outputs, tokens and verdicts by strategy, decoding and `where` (see `Comparison`)."""
     groups: dict[tuple[str, str, str], list[Comparison]] = {}
     for comparison in comparisons:
         groups.setdefault((comparison.strategy, comparison.decoding, comparison.where), []).append(comparison)
@@ -241,7 +241,7 @@ def verdict_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def verdict_sentence(comparison: Comparison) -> str:
-    """One sentence: the place of a difference and the reason of its verdict."""
+    """One sentence: the position of a difference and the reason of its verdict."""
     c = comparison
     place = f"{c.prompt_id}, {c.strategy}, {c.decoding}, {c.where}"
     if c.decoding.endswith(LOGITS):

@@ -66,7 +66,7 @@ class LearningSource(DraftSource, Protocol):
 class _Request:
     """names: sources that take part. noise: of the target's choices. left_out: those that do not take part in the
     next proposal. recent: of the last step. grown: the last proposal, until its outcome is known. channels: for each
-    of its nodes, the channel that names it with the highest probability. own_nodes: for each source index, the
+    of its nodes, the channel that gives it the highest probability. own_nodes: for each source index, the
     range of its nodes in `grown.places`."""
 
     names: frozenset[str]

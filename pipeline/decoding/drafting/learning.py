@@ -57,11 +57,11 @@ def _learn(
             learn(mix, orders, probs, noise, accepted[node], LEARNING_RATE)
     promised, accepted_sums = cells
     learn_ratios(promised, accepted_sums, grown.probabilities, channels, verified, accepted)
-    places = np.full(len(grown.places), -1, np.int32)
-    for index in range(len(places)):
-        if grown.places[index] >= 0:
-            places[index] = verified[grown.places[index]]
-    return places
+    verified_indices = np.full(len(grown.places), -1, np.int32)
+    for proposed in range(len(verified_indices)):
+        if grown.places[proposed] >= 0:
+            verified_indices[proposed] = verified[grown.places[proposed]]
+    return verified_indices
 
 
 @compiled

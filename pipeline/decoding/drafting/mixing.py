@@ -2,12 +2,12 @@
 logistic mix that is learned online (as in data compressors of the PAQ family):
 
     logit p = network + bias
-                   + sum over the channels that name the node of (weight * logit(their probability) + offset)
-                   + sum over the channels that only name others in its place of (penalty)
+                   + sum over the channels that list the node of (weight * logit(their probability) + offset)
+                   + sum over the channels that list only other tokens there of (penalty)
                    + weight * (temperature * noise of the token), for a sampled request
     network = sum over its units of (output weight * the positive part of a sum over channels like the two above)
 
-The network is fixed and holds what is the same for all texts and models, the logistic mix adapts to the present ones.
+The network is fixed. It holds what is the same for all texts and models. The logistic mix adapts to the present ones.
 The noise is known before the target's pass. Sampling adds it to the logits, so it decides between likely tokens.
 """
 

@@ -13,7 +13,7 @@ from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
 
 class Nodes(NamedTuple):
     """Nodes under growth. Node 0 is the root. The others are those of the proposals and every candidate that a table
-    named.
+    listed.
 
     token, parent, depth: of a node. first_child, next_sibling: children as linked lists, -1 at the end.
     path_probability: product of the mixed probabilities from the root. channel_probs, num_orders, noise: see

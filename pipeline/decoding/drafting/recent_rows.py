@@ -1,12 +1,12 @@
-"""Rows of the target's last pass that say something about the next draft tokens.
+"""Rows of the target's last pass that change the estimates of the next draft tokens.
 
-They were computed after other tokens than those to draft after. So they name no candidates, but change the estimates
-of those that other channels name:
+They were computed after other tokens than those to draft after. So they add no candidates, but change the estimates of
+those that other channels list:
 
 * The row that chose the root. Tokens that it gave a high probability and that were not chosen often follow soon
   (arXiv 2507.01449).
-* Rows after rejected nodes, for the position after their node. The target expected these tokens there, after another
-  token than the one that was chosen.
+* Rows after rejected nodes, for the position after their node. The tokens in them are likely at this position, but
+  were computed after another token than the one that was chosen.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def _alternatives(node: Any, root: Any) -> list[list[Any]]:
 def _of_object(node: dict[str, Any]) -> list[list[Any]]:
     """The requirements of the properties that an object must have."""
     properties = _dict(node.get("properties"))
-    # Of a name that is no property: patterns are not matched, so each may apply.
+    # Alternatives for a required name that is not in `properties`. Patterns are not matched, so each may apply.
     others = [*_dict(node.get("patternProperties")).values(), node.get("additionalProperties")]
     required = {name for name in _list(node.get("required")) if isinstance(name, str)}
     needed = [[properties[name]] for name in required & properties.keys()]

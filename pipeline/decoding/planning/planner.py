@@ -25,9 +25,10 @@ from pipeline.decoding.planning.cost import CostCurve, Times
 from pipeline.decoding.planning.cost_correction import CostCorrection
 from pipeline.decoding.tree import EMPTY_TREE, BoolArray, DraftTree, FloatArray, IntArray, select_nodes
 
-# Plans of up to this number of nodes decide about the least probability.
+# Passes of up to this number of draft nodes determine the least probability.
 _MOST_NODES = 32
-# A plan may hold nodes below the mean probability that it needs, and estimates are corrected after a tree has grown.
+# Factor on the mean probability that drafts need to pay. It is below 1, because a plan may hold nodes below the mean,
+# and estimates are corrected after a tree has grown.
 _LEAST_SHARE = 0.5
 
 
@@ -116,7 +117,8 @@ class AdaptivePlanner:
         curve = times[pending:] - times[pending] + times[max(certain, 1)]
         times = self._correction.corrected(curve)
         if not self._always_drafts:
-            # Not by corrected times alone: where nodes seem expensive, larger passes would no longer tell otherwise.
+            # Use the lower of both. If corrected times alone decided, nodes that seem expensive would never be in a
+            # pass again, whose time could correct that.
             self.least_probability = min(_least_probability(each, certain) for each in (curve, times))
         times = times[: num_nodes + 1]
         trees = _trees(items, _best_nodes(*_nodes_of(items, room), certain, times))
@@ -139,8 +141,9 @@ class AdaptivePlanner:
 
 
 def _least_probability(times: Times, certain: int) -> float:
-    """Share of the least mean probability with which the nodes of a plan pay: with which they yield as many tokens per
-    second as a pass without drafts. times: of passes with 0, 1, ... nodes."""
+    """Least path probability of a draft node that is worth growing: `_LEAST_SHARE` times the mean probability at which
+    the nodes of a pass yield as many tokens per second as a pass without drafts. times: of passes with 0, 1, ... nodes.
+    """
     additional = (times[1:] - times[0]) / np.arange(1, len(times))
     return float(_LEAST_SHARE * certain * additional.min() / times[0])
 

@@ -58,7 +58,7 @@ class PromptSource:
         self._estimator = Estimator(config.branch_length, retrieval)
         self._branch_length = config.branch_length
         self._requests: dict[str, _Request] = {}
-        # The text of the request that ended last is last.
+        # In the order in which the requests ended, the latest last.
         self._kept: list[tuple[IntArray, _Text]] = []
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
@@ -100,7 +100,7 @@ class PromptSource:
             del self._kept[0]
 
     def _share(self, request: _Request) -> None:
-        """Insert the output that the shared trie lacks, with the tokens before it."""
+        """Insert the output that the shared trie lacks, after the tokens that precede it."""
         if self._shared is not None and len(request.output) > request.num_shared:
             self._shared.insert(np.asarray(request.output, np.int32), request.text.namespace)
         request.num_shared = min(len(request.output), self._branch_length - 1)

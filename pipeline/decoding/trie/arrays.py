@@ -55,7 +55,8 @@ STATE = np.dtype(
 )
 BUCKETS_PER_NODE = 2
 HUGE_BYTES = 4 << 20
-# Of nodes, buckets, bucket_next and text. A slot of text per node: most tokens need one node or more.
+# Bytes per node in nodes, buckets, bucket_next and text. The text has one slot per node, because most tokens create at
+# least one node.
 BYTES_PER_NODE = (NODE.itemsize, 4 * BUCKETS_PER_NODE, 4, 4)
 
 
@@ -83,7 +84,8 @@ class TrieMemory:
         state["num_buckets"], state["num_unsplit"] = num_buckets, 1 << (num_buckets.bit_length() - 1)
         self._maps = [_mapped(num_nodes * size) for size in BYTES_PER_NODE]
         self.arrays = self._arrays(records(state))
-        # The first text would touch all pages of the hash table, and wait until the system has cleared them.
+        # Touch all pages of the hash table now. Otherwise the first insertion would wait until the system has cleared
+        # them.
         self.arrays.buckets[:] = 0
 
     def double(self) -> None:

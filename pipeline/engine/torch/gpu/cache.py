@@ -13,7 +13,7 @@ from pipeline.engine.torch.attention import SlotCache
 
 
 class GpuCache(SlotCache):
-    """Collects moves until `apply_moves`. Only then, the cache holds the paths."""
+    """Collects the moves of accepted paths. The cache holds the paths only after `apply_moves`."""
 
     def __init__(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(shape, dtype, device)

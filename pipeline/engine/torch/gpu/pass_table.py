@@ -1,7 +1,7 @@
-"""What the kernels know about the rows of a pass, as tables of int32.
+"""Tables of int32 that describe the rows of a pass to the kernels.
 
-A row sees the cached tokens of its sequence, and those rows of its segment that are above it in the tree: row j is an
-ancestor of row i, or i itself, if `FIRST[j] <= FIRST[i] < END[j]`. The two are the interval of a row's descendants in
+A row attends to the cached tokens of its sequence, to its ancestors in its segment, and to itself. Row j is an ancestor
+of row i, or i itself, if `FIRST[j] <= FIRST[i] < END[j]`. FIRST and END are the interval of a row's descendants in
 depth-first order.
 
 Attention computes tiles: up to a fixed number of rows of one segment, with the same keys.
@@ -20,8 +20,8 @@ from pipeline.engine.torch.slots import Segment
 
 Ints = npt.NDArray[np.int32]
 
-# Columns of `rows`. PLACE: where the row's keys are stored in its slot. SEEN: number of places that the row's tile
-# sees.
+# Columns of `rows`. PLACE: index in the slot where the row's keys are stored. SEEN: number of entries at the start of
+# the slot that the rows of the tile may attend to.
 FIELDS = ("TOKEN", "SLOT", "POSITION", "PLACE", "FIRST", "END", "SEEN")
 TOKEN, SLOT, POSITION, PLACE, FIRST, END, SEEN = range(len(FIELDS))
 # Columns of `tiles`. TILE_BEGIN, TILE_ROWS: first row and number of rows; 0 rows: nothing to compute. TILE_SEGMENT:
@@ -52,7 +52,7 @@ def table_of(segments: Sequence[Segment], wanted: IntArray, rows_per_tile: int) 
         for begin in range(0, each.length, rows_per_tile):
             size = min(rows_per_tile, each.length - begin)
             tiles.append((each.start + begin, size, each.start, each.cached))
-            own[begin : begin + size, SEEN] = each.cached + begin + size  # rows come after those they see
+            own[begin : begin + size, SEEN] = each.cached + begin + size  # rows come after those that they attend to
         rows.append(own)
     return PassTable(np.concatenate(rows), wanted.astype(np.int32), np.asarray(tiles, np.int32))
 

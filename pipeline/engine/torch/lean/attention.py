@@ -35,7 +35,7 @@ from pipeline.engine.torch.lean.vectors import LANES, padded
 START, LENGTH, CACHED, SLOT, TASK_ROWS, FIRST_TASK, NUM_SEGMENT_FIELDS = range(7)
 # Most queries of one task: rows of a segment times the query heads of one key head.
 _MAX_QUERIES = 24
-# Tasks per thread from which on it does not matter whether all threads have equally many.
+# With at least this number of tasks per thread, an uneven distribution costs little.
 _MANY_TASKS = 4
 
 
@@ -45,8 +45,8 @@ def max_task_rows(group: int) -> int:
 
 
 def task_rows(num_rows: int, group: int, num_kv_heads: int, num_threads: int) -> int:
-    """Rows per task of a segment, so that threads have equally many tasks, where possible, or many. A task is of one
-    key head."""
+    """Rows per task of a segment, chosen so that all threads have the same number of tasks, or at least `_MANY_TASKS`.
+    A task has one key head."""
     parts = -(-num_rows // max_task_rows(group))
     while parts * num_kv_heads % num_threads and parts * num_kv_heads < _MANY_TASKS * num_threads and parts < num_rows:
         parts += 1

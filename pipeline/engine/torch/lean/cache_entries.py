@@ -1,5 +1,8 @@
 """Loops over entries of the KV cache: keys are rotated, keys and values are written, and those of accepted nodes are
-moved. Apart from `kv_cache`, whose imports would make machine code depend on modules without loops."""
+moved. A *place* is an index into a slot (see `attention`).
+
+This module is separate from `kv_cache`, whose imports would make the machine code depend on modules without loops.
+"""
 
 from __future__ import annotations
 

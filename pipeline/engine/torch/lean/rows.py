@@ -159,7 +159,7 @@ def round_swapped(builder: ir.IRBuilder, row: ir.Value, target: ir.Value, blocks
 
 
 def _round(builder: ir.IRBuilder, row: ir.Value, target: ir.Value, blocks: ir.Value, lanes: Iterable[int]) -> None:
-    """Emit a loop that rounds a row. lanes: places of a vector's entries in the row."""
+    """Emit a loop that rounds a row. lanes: for each entry of a stored vector, its index in the vector of the row."""
 
     def body(place: ir.Value, _: ir.Value | None) -> None:
         upper = rounded_upper(builder, load(builder, builder.add(row, place), INTS))
