@@ -43,7 +43,8 @@ def test_truncated_gguf_is_noticed(share: float, tmp_path: Path) -> None:
 def test_gguf_of_another_kind(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", "mamba")
     text = fault(GgufCheckpoint(path=str(path)), tmp_path)
-    assert "architecture 'mamba'" in text and "Correct the config" in text
+    assert "architecture 'mamba'" in text
+    assert "Correct the config" in text
     assert "llama (LlamaForCausalLM or MistralForCausalLM)" in text
     path.write_bytes(b"PK\x03\x04 something else")
     assert "is not a GGUF file" in fault(GgufCheckpoint(path=str(path)), tmp_path)

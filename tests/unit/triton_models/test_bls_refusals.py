@@ -68,7 +68,7 @@ from tests.unit.triton_models.test_bls import (
             {"embedding_bias_words": ["az"], "embedding_bias_weights": [1.0]},
             r"embedding_bias_words holds token 25 at position 1, which lies outside the vocabulary 0 \.\. 23",
         ),
-        ({"logit_bias_ids": [1, 2], "logit_bias_values": [1.0]}, "2 tokens, logit_bias_values 1 values; send one value per"),
+        ({"logit_bias_ids": [1, 2], "logit_bias_values": [1.0]}, "2 tokens, .* 1 values; send one value"),
         (
             {"logit_bias_ids": [99], "logit_bias_values": [1.0]},
             r"logit_bias_ids holds token 99 at position \d, which lies outside the vocabulary 0 \.\. 23",
