@@ -54,8 +54,8 @@ class SlotCache:
 
 
 class MaskedSegment(NamedTuple):
-    """A segment and what it sees. mask: [group * length, cached + length] added to the scores; None for a single token,
-    which attends to everything. sliding_mask: the same for layers with a sliding window."""
+    """A segment and the keys that it attends to. mask: [group * length, cached + length] added to the scores; None for
+    a single token, which attends to everything. sliding_mask: the same for layers with a sliding window."""
 
     segment: Segment
     mask: torch.Tensor | None

@@ -164,7 +164,7 @@ def _attend(
             visible = visible & (position[:, None] - key_position[None, :] < WINDOW)
         scores = tl.where(visible, scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 1))
-        # A row may see nothing so far.
+        # All keys so far may be masked for a row.
         shift = tl.where(new_best == float("-inf"), 0.0, new_best)
         weights = tl.exp2(scores - shift[:, None])
         keep = tl.exp2(best - shift)
