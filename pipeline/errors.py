@@ -49,7 +49,7 @@ class BusyError(RequestError):
 # later. leaving: the server is ending; another one may serve the request. dead: the process of a model has ended or
 # cannot be reached. fault: a bug in this program.
 Meaning = Literal["refused", "busy", "leaving", "dead", "fault"]
-_WORDS: dict[Meaning, re.Pattern[str]] = {
+_PHRASES: dict[Meaning, re.Pattern[str]] = {
     "busy": re.compile(r"\bbusy: |Exceeds maximum queue size|sequences of the engine are in use", re.I),
     "leaving": re.compile(r"is being stopped or exchanged|is shutting down", re.I),
     "dead": re.compile(
@@ -59,7 +59,7 @@ _WORDS: dict[Meaning, re.Pattern[str]] = {
     ),
 }
 FAULT = "internal error: "
-# Marks a refusal that quotes such words from the request.
+# Marks a refusal that quotes such a phrase from the request.
 _REFUSED = "request refused: "
 
 
@@ -67,12 +67,12 @@ def meaning_of(text: str) -> Meaning:
     """Classify the text of an error. A text with the mark of `refused` is always a refusal."""
     if _REFUSED in text:
         return "refused"
-    found = next((meaning for meaning, words in _WORDS.items() if words.search(text)), None)
+    found = next((meaning for meaning, phrases in _PHRASES.items() if phrases.search(text)), None)
     return found or ("fault" if FAULT in text else "refused")
 
 
 def refused(sentence: str) -> str:
-    """The text of a refusal, with a mark if `meaning_of` would misread its words."""
+    """The text of a refusal, with a mark if `meaning_of` would classify it differently."""
     return sentence if meaning_of(sentence) == "refused" else _REFUSED + sentence
 
 

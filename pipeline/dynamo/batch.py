@@ -57,7 +57,7 @@ def read_batch(path: Path) -> list[BatchRequest]:
         for where, value in json_rows(file, path):
             request = _request(value, where)
             if request.custom_id in seen:
-                raise RequestError(f"{where}: custom_id {request.custom_id!r} occurs twice.")
+                raise RequestError(f"{where}: custom_id {request.custom_id!r} occurs twice; give each its own.")
             seen.add(request.custom_id)
             requests.append(request)
     return requests

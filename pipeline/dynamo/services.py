@@ -32,10 +32,10 @@ _MIGRATION_LIMIT = 100
 # router mode `kv` finds the prefix without sessions, but in 1.4.2 it does not migrate a running request.
 _ROUTING = ("--router-session-affinity-ttl-secs", "3600")
 _STARTUP_S = 120.0
-# Time after which the front end gives up a worker of another machine that sends neither tokens nor heartbeats.
+# Time after which the front end counts a worker of another machine as lost, if it sends neither tokens nor heartbeats.
 SILENCE_S = 10.0
-# Time for which etcd may be away before the front end ends. It is long, because no other process uses the entries of
-# the front end, so stale ones do no harm.
+# Time for which etcd may be unreachable before the front end ends. It is long, because no other process uses the
+# entries of the front end, so stale ones do no harm.
 _FRONT_END_LEASE_S = 600
 
 
@@ -62,7 +62,8 @@ def check_tool_call_parser(model: ModelConfig) -> None:
     names = sorted(get_tool_parser_names())
     if model.tool_call_parser not in names:
         raise ServerError(
-            f"model.tool_call_parser of {model.name} is {model.tool_call_parser!r}; Dynamo has {', '.join(names)}."
+            f"model.tool_call_parser of {model.name} is {model.tool_call_parser!r}; it must be one of Dynamo's: "
+            f"{', '.join(names)}."
         )
 
 

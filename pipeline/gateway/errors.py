@@ -24,14 +24,14 @@ _INTERNAL = re.compile(
     r"model instance|std::|boost::",
     re.I,
 )
-# A place in a client's JSON schema, which looks like a path.
+# A position in a client's JSON schema, which has the form of a path.
 _IN_SCHEMA = re.compile(r"\b(?:Pointer|Resource) '[^']*'")
-# Words of Dynamo and of Triton's model for a prompt that is too long, and the code of OpenAI's API.
+# Phrases of Dynamo and of Triton's model for a prompt that is too long, and the code of OpenAI's API.
 _TOO_LONG = re.compile(r"maximum context length|the first \d+ characters of the prompt have more than")
 TOO_LONG_CODE = "context_length_exceeded"
 _UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to parse the request)")
 _PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', |Validation: )+")
-# Dynamo's words around the reason, with a position in the body that the gateway wrote, not in the client's.
+# Dynamo's text around the reason, with a position in the body that the gateway wrote, not in the client's.
 _WRONG_FIELD = re.compile(r"^Failed to deserialize the JSON body into the target type: (.*?)(?: at line .*)?$")
 
 
@@ -65,8 +65,8 @@ def refusal_of(status: int, text: str, request_id: str) -> Refusal:
         if status in (503, 504):
             return Refusal(status, "the server could not answer; send the request again", BUSY_RETRY_S)
         if status >= 500 or meaning == "fault":
-            return Refusal(500, f"the server failed on this request; its log says why under {request_id}")
-        return Refusal(status, f"the server refused this request; its log says why under {request_id}")
+            return Refusal(500, f"the server failed on this request; its log has the reason under {request_id}")
+        return Refusal(status, f"the server refused this request; its log has the reason under {request_id}")
     return Refusal(status, _shown(text), code=TOO_LONG_CODE if _TOO_LONG.search(text) else None)
 
 

@@ -38,7 +38,7 @@ _LOST_WORKER = ("Internal server error", "Service temporarily unavailable")
 _MAX_LOST = 2
 _RETRY_PAUSE_S = 0.1
 # Sentence if only the front end's template engine refuses a conversation. The id of the request follows.
-_NO_REASON = "the OpenAI front end cannot apply the chat template to these messages; its log says why under"
+_NO_REASON = "the OpenAI front end cannot apply the chat template to these messages; its log has the reason under"
 # Time limit for the request that finds the reason of a refusal.
 _REASON_S = 5.0
 

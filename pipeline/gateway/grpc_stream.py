@@ -34,7 +34,7 @@ class Stream:
             self.tasks.discard(task)
             if not task.cancelled() and (error := task.exception()) is not None:
                 logger.error("a gRPC stream failed", exc_info=error)
-                self.close(Refusal(500, "the gateway failed on this stream; its log says why"))
+                self.close(Refusal(500, "the gateway failed on this stream; its log has the reason"))
 
         self.num_run += 1
         self.tasks.add(task := asyncio.ensure_future(work))

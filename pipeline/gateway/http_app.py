@@ -77,7 +77,7 @@ class Handler:
             pass
         except Exception:  # a bug of the gateway
             logger.exception("request %s", answer.request_id)
-            sentence = f"the gateway failed; its log says why under {answer.request_id}"
+            sentence = f"the gateway failed; its log has the reason under {answer.request_id}"
             await answer.refuse(Refusal(500, sentence), closes=True)
 
 

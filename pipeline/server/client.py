@@ -24,7 +24,7 @@ from pipeline.triton_models.text_codec import check_text
 
 _FLOATS = frozenset({"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"})
 _SEEDS = range(1 << 64)
-# gRPC's words about a server that speaks HTTP/1.
+# Parts of gRPC's messages about a server that speaks HTTP/1.
 _OF_HTTP = ("http1", "parsing HTTP/2")
 _PROXY = "grpc.enable_http_proxy"
 _INT32 = range(-(1 << 31), 1 << 31)
@@ -225,7 +225,7 @@ def _call_error(error: grpc.RpcError, url: str) -> ServerError:
         return ServerError(f"{url} refused the request: {details}. The commands take an API key from {KEY_VARIABLE}.")
     if RESTARTING in details:
         return ServerError(f"{url}: {RESTARTING}.")
-    if any(words in details for words in _OF_HTTP):
+    if any(part in details for part in _OF_HTTP):
         return ServerError(f"{url} does not speak gRPC; for HTTP write http://{url}. See `lookahead status`.")
     return ServerError(f"{url} cannot be reached: {details}. Is it running? See `lookahead status`.")
 

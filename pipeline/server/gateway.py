@@ -103,7 +103,7 @@ def read_spec(run_dir: Path) -> GatewaySpec:
 
 
 def set_deployment(run_dir: Path, deployment: DeploymentSpec) -> None:
-    """Put other servers behind the running gateway, which sees the new spec soon."""
+    """Put other servers behind the running gateway, which polls its spec."""
     spec = read_spec(run_dir).model_copy(update={"deployment": deployment})
     write_whole(spec_path(run_dir), spec.model_dump_json(), private=True)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from pipeline.triton_models.handover import handover_dir
 from pipeline.triton_models.own_server import server_process
 
-# Triton's words, with the name of the model's instance.
+# Triton's message, with the name of the model's instance.
 _GIVEN_UP = re.compile(r"Stub process '(\w+)_\d+_\d+' is not healthy")
 
 
@@ -38,6 +38,6 @@ def end_server_if_given_up(text: str) -> None:
             return
 
 
-def _runs(words: Sequence[str], model: str) -> bool:
+def _runs(arguments: Sequence[str], model: str) -> bool:
     """Whether a command line is that of a model's process. It has the path MODEL/VERSION/model.py."""
-    return any(Path(word).name == "model.py" and model in Path(word).parts[-3:] for word in words)
+    return any(Path(each).name == "model.py" and model in Path(each).parts[-3:] for each in arguments)

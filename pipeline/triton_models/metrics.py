@@ -102,7 +102,7 @@ class Metrics:
         self._queue.put((request, trie))
 
     def close(self) -> None:
-        """Stop the thread. Drops queued entries: nobody reads the metrics of an unloaded model, and thousands of
+        """Stop the thread. Drops queued entries: metrics of an unloaded model are not read, and thousands of
         entries would delay its end."""
         self._closing = True
         self._queue.put(None)

@@ -56,7 +56,7 @@ class SpanContext(NamedTuple):
 
 
 def sampled_context(traceparent: str | None) -> SpanContext | None:
-    """The span in a `traceparent`. None if it is not sampled, or malformed, which W3C Trace Context says to ignore."""
+    """The span in a `traceparent`. None if it is not sampled, or malformed: W3C Trace Context ignores those."""
     found = _FORM.fullmatch(traceparent or "")
     if found is None or not int(found[1], 16) or not int(found[2], 16):
         return None

@@ -47,7 +47,7 @@ HYBRID = tuple(sorted(kinds_for("hybrid", _KINDS.values())))
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """One row of the result. retrieval_us: time of one proposal."""
+    """One row of the result. retrieval_us_p50, retrieval_us_p99: percentiles of the time of one proposal."""
 
     budget: int
     regime: str

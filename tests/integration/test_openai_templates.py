@@ -25,7 +25,7 @@ TEMPLATE = (
 
 @pytest.mark.parametrize(
     ("template", "sentences"),
-    [(TEMPLATE, {2: "two messages", 3: "its log says why"}), (None, {1: "no chat template; send"})],
+    [(TEMPLATE, {2: "two messages", 3: "its log has the reason"}), (None, {1: "no chat template; send"})],
 )
 def test_a_conversation_that_the_chat_template_refuses_gets_the_reason(template, sentences, shared_where, tmp_path):
     prepared(shared_where, FIXED)  # creates the random checkpoint

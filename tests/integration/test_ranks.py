@@ -106,7 +106,7 @@ def test_too_few_devices_are_said_before_a_process_is_started(where: Places, mon
     artifact = planned_engine(tiny("engine.lookahead_parallel=2"), where).artifact
     cuda = artifact.resolved.model_copy(update={"device": "cuda"})
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    with pytest.raises(BuildError, match="needs as many CUDA devices; 1 are here"):
+    with pytest.raises(BuildError, match=r"needs as many CUDA devices; this machine has 1\. Lower it"):
         load_engine(Artifact(artifact.folder, artifact.manifest, cuda))
 
 

@@ -27,7 +27,7 @@ def normalized(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         for name, value in _older_form(rope, where).items():
             if config.get(name) not in (None, value):
                 raise CheckpointError(
-                    f"{where}: {name} is {config[name]!r}, but rope_parameters says {value!r}. Correct the "
+                    f"{where}: {name} is {config[name]!r}, but rope_parameters has {value!r}. Correct the "
                     "checkpoint's config.json."
                 )
             result[name] = value

@@ -88,7 +88,7 @@ def measured_request(answer: Completion, prompt_ids: IntArray) -> MeasuredReques
     if missing:
         raise ServerError(
             f"The server's statistics lack {', '.join(missing)}; its {FRONT_MODEL} is of another version than this "
-            "program."
+            "program. Restart it with this version."
         )
     if counted["prompt_ids"] != prompt_ids.tolist():
         raise ServerError(

@@ -106,7 +106,10 @@ def start_ranks(artifact: Artifact) -> ParallelEngine:
     device, (setting, num_ranks) = artifact.resolved.device, artifact.resolved.ranks
     is_spread = artifact.resolved.model.parallelism.tensor > 1
     if device == "cuda" and torch.cuda.device_count() < num_ranks:
-        raise BuildError(f"{setting} = {num_ranks} needs as many CUDA devices; {torch.cuda.device_count()} are here.")
+        raise BuildError(
+            f"{setting} = {num_ranks} needs as many CUDA devices; this machine has {torch.cuda.device_count()}. Lower "
+            "it."
+        )
     if is_spread:
         _check_heads(artifact, num_ranks)
     # On a CPU the ranks share the cores.

@@ -202,7 +202,7 @@ class SlotEngine(ABC):
 
 
 def slot_of(sequence: EngineSequence) -> Slot:
-    """Return a sequence as the slot that it is. Asserts that it belongs to a slot engine."""
+    """Return the slot of a sequence. Asserts that the sequence is from a slot engine."""
     assert isinstance(sequence, Slot), "the sequence belongs to another engine"
     return sequence
 

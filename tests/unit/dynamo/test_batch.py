@@ -215,7 +215,7 @@ def test_a_busy_server_is_asked_again_and_a_wrong_request_is_not(api, tmp_path, 
         ('{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', "line 2: method and url"),
         ('{"custom_id": "a", "url": "/v1/completions", "body": 3}', "line 2: body"),
         ('{"custom_id": "a", "url": "/v1/completions", "body": {"stream": true}}', "line 2: body"),
-        ('{"custom_id": "one", "url": "/v1/completions", "body": {}}', "'one' occurs twice"),
+        ('{"custom_id": "one", "url": "/v1/completions", "body": {}}', "'one' occurs twice; give each its own"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(line, sentence, tmp_path):

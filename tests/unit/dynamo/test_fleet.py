@@ -193,7 +193,7 @@ def test_a_machine_without_a_fleet_cannot_join(overrides, sentence, monkeypatch)
 
 def test_a_parser_that_dynamo_lacks_is_named_before_an_engine_is_built():
     with pytest.raises(
-        ServerError, match=r"model.tool_call_parser of tiny-random-llama is 'magic'; Dynamo has .*hermes"
+        ServerError, match=r"model.tool_call_parser of tiny-random-llama is 'magic'; it must be one of .*hermes"
     ):
         check_fleet(config("model.tool_call_parser=magic"))
     check_fleet(config("model.tool_call_parser=hermes"))

@@ -203,7 +203,7 @@ def test_a_stream_comes_piece_by_piece_as_it_was_sent():
     [
         (lambda r: json_answer(400, {"error": "busy: 8 requests are waiting already"}), 503, "busy: 8"),
         (lambda r: json_answer(200, {"error": "top_k is -1"}), 400, "top_k is -1"),
-        (lambda r: json_answer(500, {"error": "internal error: KeyError()"}), 500, "its log says why"),
+        (lambda r: json_answer(500, {"error": "internal error: KeyError()"}), 500, "its log has the reason"),
         (lambda r: events(b'data: {"error":"top_k is -1"}\n\n'), 400, "top_k is -1"),
         (lambda r: events(b'data: {"error":"Stub process is not healthy"}\n\n'), 503, "starting again"),
         (lambda r: events(Unreachable("gone")), 503, "starting again"),

@@ -192,7 +192,7 @@ def test_a_conversation_that_only_the_front_end_refuses_is_refused_with_the_plac
     given = send(behind(answer), "POST", "/v1/chat/completions", json={"model": "m", "messages": MESSAGES})
 
     assert (given.status_code, given.json()["error"]["type"]) == (400, "invalid_request_error")
-    assert given.json()["error"]["message"].endswith(f"its log says why under {given.headers['x-request-id']}")
+    assert given.json()["error"]["message"].endswith(f"its log has the reason under {given.headers['x-request-id']}")
 
 
 @pytest.mark.parametrize(("listed_s", "status"), [(60.0, 200), (0.0, 400)])

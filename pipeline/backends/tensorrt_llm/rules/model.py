@@ -22,7 +22,7 @@ _MOST_RANKS = 64
 _ARCHITECTURE = "model.architecture"
 # Families whose script has the option --pp_size and refuses any other value than 1.
 _ONE_STAGE = ("gptneox", "opt")
-# Classes whose attention layers know of context parallelism; others would give wrong results.
+# Classes whose attention layers support context parallelism; others would give wrong results.
 _CONTEXT_PARALLEL = ("LLaMAForCausalLM", "QWenForCausalLM", "ChatGLMForCausalLM")
 
 

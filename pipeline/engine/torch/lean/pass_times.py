@@ -37,7 +37,7 @@ def pass_times(engine: LeanEngine, sizes: Sequence[int], context_len: int, num_r
     needed = context_len + (num_repeats + 1) * len(sizes) + max(sizes)
     if needed > max_seq_len:
         raise UserError(
-            f"The context and the tokens of all passes need {needed} places; a sequence has engine.max_seq_len = "
+            f"The context and the tokens of all passes are {needed} tokens; a sequence holds engine.max_seq_len = "
             f"{max_seq_len}. Give a shorter --context or fewer --repeats, or raise engine.max_seq_len."
         )
     sequence = engine.open(random.integers(0, vocab_size, context_len).astype(np.int32))

@@ -38,7 +38,7 @@ def test_the_older_form_stays_as_it_is(config):
 
 
 def test_contradictions_are_refused():
-    with pytest.raises(CheckpointError, match=r"rope_theta is 10000\.0, but rope_parameters says 1000000"):
+    with pytest.raises(CheckpointError, match=r"rope_theta is 10000\.0, but rope_parameters has 1000000"):
         normalized({"rope_theta": 10000.0, "rope_parameters": {"rope_theta": 1000000}}, "here")
     with pytest.raises(CheckpointError, match="should be an object"):
         normalized({"rope_parameters": 5}, "here")

@@ -38,7 +38,7 @@ def test_each_size_has_both_times_and_passes_compute_what_they_did(kind: str, tm
 
 def test_a_context_that_leaves_too_few_places_is_refused(tmp_path: Path) -> None:
     engine = lean_engine(tiny_model("llama"), "float32", tmp_path, 1)
-    with pytest.raises(UserError, match=r"need 206 places; a sequence has engine.max_seq_len = 192.*--context"):
+    with pytest.raises(UserError, match=r"are 206 tokens; a sequence holds engine.max_seq_len = 192.*--context"):
         pass_times(engine, [1, 8], context_len=190, num_repeats=3)
     assert len(pass_times(engine, [1, 8], context_len=176, num_repeats=3)) == 2
 
