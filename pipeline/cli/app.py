@@ -131,7 +131,9 @@ def verb_name(verb: CommandInfo | TyperInfo) -> str:
 def _group_in_panels(app: typer.Typer) -> None:
     """Put each command into its panel, in the order of PANELS. Commands without a panel, such as those of plugins, come
     last."""
-    order = {verb: (panel, place) for place, (panel, verb) in enumerate((p, v) for p, vs in PANELS.items() for v in vs)}
+    order = {
+        verb: (panel, number) for number, (panel, verb) in enumerate((p, v) for p, vs in PANELS.items() for v in vs)
+    }
     verbs: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
     for verb in verbs:
         verb.rich_help_panel = order.get(verb_name(verb), ("Commands", len(order)))[0]

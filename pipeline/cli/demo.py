@@ -57,8 +57,8 @@ def run_demo(resolved: ResolvedConfig, places: Places, max_tokens: int) -> None:
             state = running.state
             output.say(f"{state.model} ({state.profile}) on gRPC {state.grpc_url} and HTTP {state.http_url}\n")
             fresh = {
-                prompt: _both(replace(query, text_input=prompt), state, drafts_first=place % 2 == 1)
-                for place, prompt in enumerate(PROMPTS)
+                prompt: _both(replace(query, text_input=prompt), state, drafts_first=number % 2 == 1)
+                for number, prompt in enumerate(PROMPTS)
             }
             again = {way: _ask(replace(query, strategy="auto"), way, state) for way in _WAYS}
         finally:

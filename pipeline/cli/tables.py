@@ -56,7 +56,7 @@ def _widths(lines: Sequence[Sequence[str]], room: int) -> list[int] | None:
     if sum(widths) > room:
         return None
     while sum(widths) < min(room, sum(wanted)):
-        _, narrowest = min((width, place) for place, width in enumerate(widths) if width < wanted[place])
+        _, narrowest = min((width, index) for index, width in enumerate(widths) if width < wanted[index])
         widths[narrowest] += 1
     return widths
 

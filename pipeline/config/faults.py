@@ -123,8 +123,8 @@ def origin_of(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
 def _origin_of_rule(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
     """Place to report if settings below `path` contradict each other: the layer that was merged last."""
     where = origin_of(path, origins)
-    below = [place for key, place in origins.items() if key[: len(path)] == path and len(key) > len(path)]
-    over = [place for place in below if place.partition(":")[0] != where.partition(":")[0]]
+    below = [origin for key, origin in origins.items() if key[: len(path)] == path and len(key) > len(path)]
+    over = [origin for origin in below if origin.partition(":")[0] != where.partition(":")[0]]
     return over[-1] if over else where
 
 

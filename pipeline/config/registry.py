@@ -56,13 +56,13 @@ def backend_names() -> tuple[str, ...]:
 @cache
 def load_backend(name: str) -> Any:
     """Import and return a backend. Raises KeyError for an unknown name."""
-    place = _BUILT_IN.get(name)
-    if place is None:
+    location = _BUILT_IN.get(name)
+    if location is None:
         found = entry_points(group=GROUP, name=name)
         if not found:
             raise KeyError(name)
         return found[name].load()
-    module, _, attribute = place.partition(":")
+    module, _, attribute = location.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 

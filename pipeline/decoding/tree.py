@@ -132,14 +132,14 @@ def select_nodes(tree: DraftTree, keep: BoolArray) -> DraftTree:
     """The subtree of the nodes in `keep` [n], without nodes whose parent is dropped."""
     if keep.all():
         return tree
-    places = [ROOT] * len(tree)
+    new_nodes = [ROOT] * len(tree)
     chosen: list[int] = []
     parents: list[int] = []
     for node, (kept, parent) in enumerate(zip(keep.tolist(), tree.parents.tolist(), strict=True)):
-        if kept and (parent < 0 or places[parent] >= 0):
-            places[node] = len(chosen)
+        if kept and (parent < 0 or new_nodes[parent] >= 0):
+            new_nodes[node] = len(chosen)
             chosen.append(node)
-            parents.append(ROOT if parent < 0 else places[parent])
+            parents.append(ROOT if parent < 0 else new_nodes[parent])
     if not chosen:
         return EMPTY_TREE
     return DraftTree(

@@ -223,11 +223,11 @@ def _drop_cut_line(path: Path) -> None:
             file.truncate(len(whole))
 
 
-def _request(value: Any, place: str) -> BatchRequest:
+def _request(value: Any, where: str) -> BatchRequest:
     if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
-        raise RequestError(f'{place}: not an object with "custom_id", "method", "url" and "body".')
+        raise RequestError(f'{where}: not an object with "custom_id", "method", "url" and "body".')
     if value.get("method", "POST") != "POST" or value.get("url") not in _URLS:
-        raise RequestError(f"{place}: method and url must be POST and one of {', '.join(_URLS)}.")
+        raise RequestError(f"{where}: method and url must be POST and one of {', '.join(_URLS)}.")
     if not isinstance(value.get("body"), dict) or value["body"].get("stream"):
-        raise RequestError(f"{place}: body must be an object without stream.")
+        raise RequestError(f"{where}: body must be an object without stream.")
     return BatchRequest(value["custom_id"], value["url"], value["body"])

@@ -26,7 +26,7 @@ class DraftMetrics:
             ("model_name", "position"),
             registry=self.registry,
         )
-        self._positions = [per_position.labels(model, str(place)) for place in range(_NUM_POSITIONS)]
+        self._positions = [per_position.labels(model, str(position)) for position in range(_NUM_POSITIONS)]
 
     def record(self, statistics: Mapping[str, Any]) -> None:
         """Add one request. statistics: output `statistics` of `lookahead_bls`."""
@@ -34,8 +34,8 @@ class DraftMetrics:
         self._drafts.inc(len(statistics["acceptance_lengths"]) if statistics["num_draft_tokens"] else 0)
         self._draft_tokens.inc(statistics["num_draft_tokens"])
         self._accepted.inc(statistics["num_accepted_tokens"])
-        for place, counter in enumerate(self._positions):
-            counter.inc(sum(length > place for length in lengths))
+        for position, counter in enumerate(self._positions):
+            counter.inc(sum(length > position for length in lengths))
 
     def _counter(self, name: str, description: str, model: str) -> Any:
         counter = Counter(f"{PREFIX}spec_decode_{name}", description, ("model_name",), registry=self.registry)

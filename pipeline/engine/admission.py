@@ -75,8 +75,8 @@ def require_tokens(token_ids: IntArray, vocab_size: int, name: str) -> None:
     message."""
     wrong = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))
     if len(wrong):
-        place = int(wrong[0])
+        index = int(wrong[0])
         raise RequestError(
-            f"{name} holds token {int(token_ids[place])} at position {place}, which lies outside the vocabulary "
+            f"{name} holds token {int(token_ids[index])} at position {index}, which lies outside the vocabulary "
             f"0 .. {vocab_size - 1}"
         )

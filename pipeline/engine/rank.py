@@ -81,42 +81,42 @@ class Rank:
             if logits is None or share.first_row is None:
                 continue
             part = share.parts[self._rank]
-            self._parts[share.number] = {int(node): place for place, node in enumerate(part)}
-            places = np.zeros(len(share.tree) + 1, np.int32)
-            places[part + 1] = np.arange(1, len(part) + 1, dtype=np.int32)
+            self._parts[share.number] = {int(node): index for index, node in enumerate(part)}
+            own_rows = np.zeros(len(share.tree) + 1, np.int32)
+            own_rows[part + 1] = np.arange(1, len(part) + 1, dtype=np.int32)
             owned = owners_of(len(share.tree), share.parts) == self._rank
-            self._logits[share.number] = (logits, np.where(owned, places, -1).astype(np.int32))
-            rows[share.first_row + np.flatnonzero(owned)] = logits.choices[places[owned]]
+            self._logits[share.number] = (logits, np.where(owned, own_rows, -1).astype(np.int32))
+            rows[share.first_row + np.flatnonzero(owned)] = logits.choices[own_rows[owned]]
         return rows
 
     def owns(self, number: int, index: int | None = None) -> bool:
         """Whether this rank reports a row of the whole tree, or all rows."""
-        _, places = self._logits[number]
-        return bool((places >= 0).all() if index is None else places[index] >= 0)
+        _, own_rows = self._logits[number]
+        return bool((own_rows >= 0).all() if index is None else own_rows[index] >= 0)
 
     def row(self, number: int, index: int, vocab_size: int) -> FloatArray:
         """[vocab] logits of a row of the whole tree, zero if another rank reports it."""
-        logits, places = self._logits[number]
-        return logits.row(int(places[index])) if places[index] >= 0 else np.zeros(vocab_size, np.float32)
+        logits, own_rows = self._logits[number]
+        return logits.row(int(own_rows[index])) if own_rows[index] >= 0 else np.zeros(vocab_size, np.float32)
 
     def top_k(self, number: int, k: int) -> npt.NDArray[np.int32]:
         """[2, n + 1, k] most probable tokens, and the bits of their probabilities; zero in rows of other ranks."""
-        logits, places = self._logits[number]
-        found = np.zeros((2, len(places), k), np.int32)
-        owned = np.flatnonzero(places >= 0)
+        logits, own_rows = self._logits[number]
+        found = np.zeros((2, len(own_rows), k), np.int32)
+        owned = np.flatnonzero(own_rows >= 0)
         ids, probabilities = logits.top_k(k)
-        found[0, owned] = ids[places[owned]]
-        found[1, owned] = np.ascontiguousarray(probabilities, np.float32).view(np.int32)[places[owned]]
+        found[0, owned] = ids[own_rows[owned]]
+        found[1, owned] = np.ascontiguousarray(probabilities, np.float32).view(np.int32)[own_rows[owned]]
         return found
 
     def commit(self, number: int, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         """Keep the KV of the part of the accepted path that this rank verified; the rest becomes pending."""
-        places = self._parts.get(number, {})
+        own_nodes = self._parts.get(number, {})
         mine: list[int] = []
         for node in nodes:
-            if node not in places:
+            if node not in own_nodes:
                 break
-            mine.append(places[node])
+            mine.append(own_nodes[node])
         self.engine.commit(self._sequences[number], mine, token_ids)
 
     def release(self, number: int) -> None:

@@ -57,9 +57,9 @@ def remove(folders: Sequence[Path]) -> None:
 def sizes_of(folders: Sequence[Path]) -> list[int]:
     """Bytes that the removal of each folder frees, if the folders are removed in order: files that several profiles
     share count in the last one."""
-    files = [(path.stat(), place) for place, folder in enumerate(folders) for path in folder.rglob("*")]
-    last = {(state.st_dev, state.st_ino): (state.st_size, place) for state, place in files if S_ISREG(state.st_mode)}
+    files = [(path.stat(), index) for index, folder in enumerate(folders) for path in folder.rglob("*")]
+    last = {(state.st_dev, state.st_ino): (state.st_size, index) for state, index in files if S_ISREG(state.st_mode)}
     sizes = [0] * len(folders)
-    for size, place in last.values():
-        sizes[place] += size
+    for size, index in last.values():
+        sizes[index] += size
     return sizes

@@ -37,53 +37,53 @@ def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> tuple[i
         raise Refusal(
             400, f"the request has {len(request.inputs)} inputs, and raw contents of {len(request.raw_input_contents)}"
         )
-    places = {tensor.name: place for place, tensor in enumerate(request.inputs)}
-    if len(places) < len(request.inputs):
+    indices = {tensor.name: index for index, tensor in enumerate(request.inputs)}
+    if len(indices) < len(request.inputs):
         raise Refusal(400, "an input occurs twice")
     max_tokens, num_choices = (
-        None if (place := places.get(name)) is None else positive(_integer(request, place, is_raw))
+        None if (index := indices.get(name)) is None else positive(_integer(request, index, is_raw))
         for name in (MAX_TOKENS, NUM_CHOICES)
     )
     request.id = tenant.request_id(request.id)
     if sets_namespace:
-        _set_namespace(request, tenant, places.get(NAMESPACE), is_raw)
+        _set_namespace(request, tenant, indices.get(NAMESPACE), is_raw)
     return max_tokens, num_choices or 1
 
 
-def _integer(request: Any, place: int, is_raw: bool) -> int | None:
+def _integer(request: Any, index: int, is_raw: bool) -> int | None:
     if is_raw:
-        block = request.raw_input_contents[place]
+        block = request.raw_input_contents[index]
         return int.from_bytes(block, "little", signed=True) if len(block) == 4 else None
-    values = request.inputs[place].contents.int_contents
+    values = request.inputs[index].contents.int_contents
     return values[0] if len(values) == 1 else None
 
 
-def _set_namespace(request: Any, tenant: Tenant, place: int | None, is_raw: bool) -> None:
-    asked = "" if place is None else _text(request, place, is_raw)
+def _set_namespace(request: Any, tenant: Tenant, index: int | None, is_raw: bool) -> None:
+    asked = "" if index is None else _text(request, index, is_raw)
     value = tenant.namespace(asked).encode()
-    if place is None:
+    if index is None:
         tensor = request.inputs.add(name=NAMESPACE)
         if is_raw:
             request.raw_input_contents.append(b"")
-            place = len(request.inputs) - 1
+            index = len(request.inputs) - 1
     else:
-        tensor = request.inputs[place]
+        tensor = request.inputs[index]
     tensor.ClearField("contents")
     tensor.datatype = "BYTES"
     tensor.shape[:] = [1, 1]
     if is_raw:
-        assert place is not None, "set above"
-        request.raw_input_contents[place] = len(value).to_bytes(4, "little") + value
+        assert index is not None, "set above"
+        request.raw_input_contents[index] = len(value).to_bytes(4, "little") + value
     else:
         tensor.contents.bytes_contents[:] = [value]
 
 
-def _text(request: Any, place: int, is_raw: bool) -> str:
+def _text(request: Any, index: int, is_raw: bool) -> str:
     text: str | None = None
     if is_raw:
-        text = bytes_element(request.raw_input_contents[place])
+        text = bytes_element(request.raw_input_contents[index])
     else:
-        values = request.inputs[place].contents.bytes_contents
+        values = request.inputs[index].contents.bytes_contents
         if len(values) == 1:
             try:
                 text = values[0].decode()

@@ -37,10 +37,10 @@ def log_probs() -> Rewrite:
         for choice in chunk.get("choices") or []:
             if (found := choice.get("logprobs")) is None:
                 continue
-            for place, alternatives in enumerate(found.get("top_logprobs") or []):
+            for position, alternatives in enumerate(found.get("top_logprobs") or []):
                 if isinstance(alternatives, list):
                     # Of two tokens with the same text, keep the more probable one, which comes first.
-                    found["top_logprobs"][place] = {
+                    found["top_logprobs"][position] = {
                         entry["token"]: entry["logprob"] for entry in reversed(alternatives)
                     }
             offsets = []

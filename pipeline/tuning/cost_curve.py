@@ -157,12 +157,12 @@ def _measure_batch(
                 break
             times.append(seconds_of_pass(size))
         for repeat in range(num_repeats):
-            for place, size in enumerate(sizes[: len(times)]):
+            for index, size in enumerate(sizes[: len(times)]):
                 # Sizes ascend, so the following passes would take even longer.
-                if time.monotonic() + times[place] > until:
+                if time.monotonic() + times[index] > until:
                     break
                 seconds = seconds_of_pass(size)
-                times[place] = seconds if repeat == 0 else min(times[place], seconds)
+                times[index] = seconds if repeat == 0 else min(times[index], seconds)
     finally:
         for sequence in sequences:
             engine.release(sequence)

@@ -50,11 +50,11 @@ def plot_compression(path: Path, rows: Sequence[Row]) -> None:
         for ngram in sorted({row["max_ngram_size"] for row in rows}):
             chosen = [row for row in rows if row["max_ngram_size"] == ngram]
             chosen.sort(key=lambda row: row["flops_multiple"])
-            places = [(row["flops_multiple"], row["step_compression"]) for row in chosen]
-            axes.plot(*zip(*places, strict=True), "o-", label=f"N = {ngram}")
-            for row, place in zip(chosen, places, strict=True):
+            positions = [(row["flops_multiple"], row["step_compression"]) for row in chosen]
+            axes.plot(*zip(*positions, strict=True), "o-", label=f"N = {ngram}")
+            for row, position in zip(chosen, positions, strict=True):
                 text = f"{row['max_window_size']},{row['max_verification_set_size']}"
-                axes.annotate(text, place, textcoords="offset points", xytext=(4, -9), fontsize=7)
+                axes.annotate(text, position, textcoords="offset points", xytext=(4, -9), fontsize=7)
         axes.set_xscale("log", base=2)
         axes.legend()
 

@@ -86,10 +86,10 @@ def load_scores(path: Path) -> Scores:
 
 def _score(engine: Engine, text_id: str, token_ids: IntArray) -> TextScore:
     nll, choices = 0.0, list[int]()
-    for place, row in enumerate(text_logits(engine, token_ids), 1):
-        if place < len(token_ids):  # no token follows the last one
+    for position, row in enumerate(text_logits(engine, token_ids), 1):
+        if position < len(token_ids):  # no token follows the last one
             logits = np.asarray(row, np.float64)
             largest = logits.max()
-            nll += float(np.log(np.exp(logits - largest).sum()) + largest - logits[token_ids[place]])
+            nll += float(np.log(np.exp(logits - largest).sum()) + largest - logits[token_ids[position]])
             choices.append(int(logits.argmax()))
     return TextScore(text_id=text_id, token_ids=tuple(token_ids.tolist()), nll=nll, choices=tuple(choices))

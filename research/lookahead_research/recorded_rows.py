@@ -61,9 +61,9 @@ class RecordedRows:
     def rows(self, rows: IntArray, k: int) -> tuple[IntArray, FloatArray]:
         """[n, k] ids and probabilities of rows with indices from `find`."""
         ids, probs = np.full((len(rows), k), -1, np.int32), np.zeros((len(rows), k), np.float32)
-        for place, row in enumerate(rows.tolist()):
+        for index, row in enumerate(rows.tolist()):
             if row != UNKNOWN:
-                ids[place], probs[place] = self._ids[row][:k], self._probs[row][:k]
+                ids[index], probs[index] = self._ids[row][:k], self._probs[row][:k]
         return ids, probs
 
     def add(self, position: int, tree: DraftTree, ids: IntArray, probs: FloatArray) -> None:

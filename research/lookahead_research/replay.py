@@ -242,12 +242,12 @@ def _step(
             top_ids, top_probs = known.target.candidates(position, tree, k)
     elif row.top_ids is not None and row.top_probs is not None:
         # The candidates after rejected nodes, and after the end, are unknown.
-        places = np.asarray([0, *(node + 1 for node in nodes)])[: len(emitted)]
+        known_rows = np.asarray([0, *(node + 1 for node in nodes)])[: len(emitted)]
         offset = position - len(row.prompt_ids)
         top_ids = np.full((len(tree) + 1, row.top_ids.shape[1]), -1, np.int32)
         top_probs = np.zeros(top_ids.shape, np.float32)
-        top_ids[places] = row.top_ids[offset : offset + len(places)]
-        top_probs[places] = row.top_probs[offset : offset + len(places)]
+        top_ids[known_rows] = row.top_ids[offset : offset + len(known_rows)]
+        top_probs[known_rows] = row.top_probs[offset : offset + len(known_rows)]
     return StepResult(text[:position], tree, nodes, emitted, None, top_ids, top_probs)
 
 

@@ -64,14 +64,14 @@ def synthetic_stream(num_tokens: int, seed: int) -> list[IntArray]:
     num_sequences = -(-int(num_tokens * 1.02) // SEQUENCE_LEN) + 1
     result = np.empty((num_sequences, SEQUENCE_LEN), np.int64)
     state = rng.integers(0, 1 << 30, num_sequences)
-    for place in range(SEQUENCE_LEN):
+    for index in range(SEQUENCE_LEN):
         # choice: index of the successor of the last two tokens, Zipf-distributed. The token is a hash of both, with a
         # Zipf-like distribution.
         choice = np.minimum(rng.zipf(1.6, num_sequences), 5000)
         mixed = (state * 1_000_003 + choice * 7919) % (1 << 31)
         spread = (mixed * 2_654_435_761 % (1 << 32)) / float(1 << 32)
         token = np.minimum(VOCABULARY**spread, VOCABULARY - 1).astype(np.int64)
-        result[:, place] = token
+        result[:, index] = token
         state = ((state % VOCABULARY) * VOCABULARY + token) % (1 << 30)
     return list(result.astype(np.int32))
 

@@ -65,8 +65,8 @@ def verify_server(
             request = make_request(decoding_options, prompt.prompt_ids)
             expected = references[prompt.prompt_id, "greedy" if request.sampling.greedy else "seeded"]
             found = measured_request(answer, prompt.prompt_ids).output_ids
-            place = (prompt.prompt_id, str(query.strategy), where)
-            comparison = compare(lambda: (engine, epsilon), request, expected, found, *place)
+            labels = (prompt.prompt_id, str(query.strategy), where)
+            comparison = compare(lambda: (engine, epsilon), request, expected, found, *labels)
             if comparison.verdict == "identical" and answer.text != decode(expected):
                 comparison = replace(comparison, verdict="different", where=f"{where} (text)")
             comparisons.append(comparison)
@@ -94,8 +94,8 @@ def verify_remote(
     references = {prompt.prompt_id: tokens for prompt, tokens in zip(prompts, outputs, strict=False)}
     comparisons = []
     for (where, prompt, query, _), tokens in list(zip(answers, outputs, strict=True))[len(prompts) :]:
-        request, place = make_request(greedy, prompt.prompt_ids), (prompt.prompt_id, str(query.strategy), where)
-        comparison = compare(judge, request, references[prompt.prompt_id], tokens, *place)
+        request, labels = make_request(greedy, prompt.prompt_ids), (prompt.prompt_id, str(query.strategy), where)
+        comparison = compare(judge, request, references[prompt.prompt_id], tokens, *labels)
         comparisons.append(comparison)
         on_comparison(comparison)
     return comparisons, references
@@ -126,7 +126,7 @@ def _queries(
 
 def without_end(tokens: Sequence[int], end_ids: Collection[int]) -> list[int]:
     """The output up to its end token, which not all engines return."""
-    end = next((place for place, token in enumerate(tokens) if token in end_ids), len(tokens))
+    end = next((index for index, token in enumerate(tokens) if token in end_ids), len(tokens))
     return list(tokens[:end])
 
 

@@ -200,7 +200,7 @@ def compare_logits(
 ) -> Comparison:
     """Compare the rows of a prompt's sequences, by position, with those of plain decoding."""
     compared = [first_other_bits(expected, rows, len(prompt.prompt_ids)) for rows in found]
-    position = min((place for _, place in compared if place is not None), default=None)
+    position = min((index for _, index in compared if index is not None), default=None)
     verdict: Verdict = "identical" if position is None else "different"
     num_rows = sum(count for count, _ in compared)
     assert num_rows, "every output has a first token, chosen from a row of logits"
@@ -243,14 +243,14 @@ def verdict_table(comparisons: Sequence[Comparison]) -> Table:
 def verdict_sentence(comparison: Comparison) -> str:
     """One sentence: the position of a difference and the reason of its verdict."""
     c = comparison
-    place = f"{c.prompt_id}, {c.strategy}, {c.decoding}, {c.where}"
+    output = f"{c.prompt_id}, {c.strategy}, {c.decoding}, {c.where}"
     if c.decoding.endswith(LOGITS):
-        return f"{place}: the logits of output {c.position} have other bits; a fault."
+        return f"{output}: the logits of output {c.position} have other bits; a fault."
     if c.position is None:
-        return f"{place}: the tokens are equal, the text is not; a fault."
+        return f"{output}: the tokens are equal, the text is not; a fault."
     found = "the end" if c.found is None else f"token {c.found}"
     expected = "the end" if c.expected is None else f"token {c.expected}"
-    sentence = f"{place}: output {c.position} is {found} instead of {expected}"
+    sentence = f"{output}: output {c.position} is {found} instead of {expected}"
     if c.gap is None or c.threshold is None:
         return f"{sentence}; a fault."
     kind = "a near-tie" if c.verdict == "near_tie" else "a fault"

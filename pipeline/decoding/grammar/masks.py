@@ -89,8 +89,8 @@ class TreeMasks:
 
 def _only_token(words: IntArray) -> int | None:
     """The token whose bit is the only one set; None if there are none or several."""
-    places = np.flatnonzero(words)
-    if len(places) != 1:
+    nonzero = np.flatnonzero(words)
+    if len(nonzero) != 1:
         return None
-    word = int(words[places[0]]) & 0xFFFFFFFF
-    return None if word & (word - 1) else int(places[0]) * _WORD_BITS + word.bit_length() - 1
+    word = int(words[nonzero[0]]) & 0xFFFFFFFF
+    return None if word & (word - 1) else int(nonzero[0]) * _WORD_BITS + word.bit_length() - 1

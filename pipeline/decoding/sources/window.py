@@ -97,10 +97,10 @@ def _choices_below(window: Window, step: StepResult, nodes: IntArray) -> IntArra
     own = window.last_level()
     if step.choices is None or own[-1] >= len(nodes):
         return None
-    places = [-1 if node < 0 else int(nodes[node]) for node in own]
-    if any(place < 0 for place in places[own[0] < 0 :]):
+    verified = [-1 if node < 0 else int(nodes[node]) for node in own]
+    if any(node < 0 for node in verified[own[0] < 0 :]):
         return None
-    choices: IntArray = step.choices[np.asarray(places) + 1].astype(np.int32)
+    choices: IntArray = step.choices[np.asarray(verified) + 1].astype(np.int32)
     return choices
 
 

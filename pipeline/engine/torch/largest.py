@@ -23,8 +23,8 @@ def top_k(logits: torch.Tensor, maxima: torch.Tensor, k: int) -> tuple[torch.Ten
     length = logits.shape[1] // num_blocks
     blocks = maxima.topk(min(k, num_blocks), dim=1).indices
     candidates = logits.view(num_rows, num_blocks, length).gather(1, blocks[:, :, None].expand(-1, -1, length))
-    values, places = candidates.flatten(1).topk(k, dim=1)
-    return values, blocks.gather(1, places // length) * length + places % length
+    values, positions = candidates.flatten(1).topk(k, dim=1)
+    return values, blocks.gather(1, positions // length) * length + positions % length
 
 
 def first_largest(logits: torch.Tensor, maxima: torch.Tensor) -> torch.Tensor:

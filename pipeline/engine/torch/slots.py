@@ -99,8 +99,8 @@ class SlotLogits:
         return self.logits.choices[self.nodes]
 
     def row(self, index: int) -> FloatArray:
-        place = self.nodes.start + index
-        row: FloatArray = self.logits.rows(slice(place, place + 1))[0]
+        row_index = self.nodes.start + index
+        row: FloatArray = self.logits.rows(slice(row_index, row_index + 1))[0]
         return row
 
     def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
@@ -182,10 +182,10 @@ class SlotEngine(ABC):
     def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         slot = slot_of(sequence)
         # The KV of the nodes follows that of the cached tokens, in tree order.
-        in_place = next((place for place, node in enumerate(nodes) if node != place), len(nodes))
-        if in_place < len(nodes):
-            moved = [node - in_place for node in nodes[in_place:]]
-            self._storage.move_path(slot.index, slot.num_cached_tokens + in_place, moved)
+        num_unmoved = next((index for index, node in enumerate(nodes) if node != index), len(nodes))
+        if num_unmoved < len(nodes):
+            moved = [node - num_unmoved for node in nodes[num_unmoved:]]
+            self._storage.move_path(slot.index, slot.num_cached_tokens + num_unmoved, moved)
         slot.num_cached_tokens += len(nodes)
         slot.tokens[slot.num_tokens : slot.num_tokens + len(token_ids)] = token_ids
         slot.num_tokens += len(token_ids)
@@ -223,13 +223,13 @@ def _segment(item: VerifyItem, start: int, limits: EngineLimits) -> Segment:
     return Segment(slot, item.tree, start, cached, num_pending, np.asarray(positions, np.int32))
 
 
-def require_cache_memory(num_bytes: int, available: int, num_slots: int, max_seq_len: int, place: str) -> None:
-    """Raise BuildError if a KV cache of num_bytes does not fit into the available bytes. place: name of the device."""
+def require_cache_memory(num_bytes: int, available: int, num_slots: int, max_seq_len: int, device: str) -> None:
+    """Raise BuildError if a KV cache of num_bytes does not fit into the available bytes. device: its name."""
     if num_bytes > available:
         raise BuildError(
             f"A KV cache of {num_slots} sequences (twice engine.max_batch_size, half of them for reuse) of "
             f"engine.max_seq_len = {max_seq_len} tokens takes {gigabytes(num_bytes)}; {gigabytes(available)} "
-            f"are available on {place}. Lower one of the two settings."
+            f"are available on {device}. Lower one of the two settings."
         )
 
 

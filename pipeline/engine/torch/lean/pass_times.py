@@ -49,14 +49,14 @@ def pass_times(engine: LeanEngine, sizes: Sequence[int], context_len: int, num_r
         # Nothing is committed, but the first pass computes the pending token.
         engine.verify([VerifyItem(sequence)])
         for repeat in range(num_repeats + 1):
-            for place, size in enumerate(sizes):
+            for index, size in enumerate(sizes):
                 engine.commit(sequence, [], [int(random.integers(vocab_size))])
                 tree = chain(random.integers(0, vocab_size, size - 1).tolist())
                 started = time.perf_counter()
                 engine.verify([VerifyItem(sequence, tree)])
                 between = time.perf_counter()
                 engine.multiply(size)
-                seconds[repeat, place] = between - started, time.perf_counter() - between
+                seconds[repeat, index] = between - started, time.perf_counter() - between
     finally:
         engine.release(sequence)
     whole, matrices = np.median(seconds[1:], axis=0).T
