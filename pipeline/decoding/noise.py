@@ -50,9 +50,9 @@ def gumbel_noise(seed: int, position: int, tokens: NDArray[np.int64]) -> FloatAr
 def token_noise(key: NoiseKey, position: int, token: int) -> float:
     """The noise of one token, times the temperature."""
     words = _words(key.seed, position, token // _BLOCK)
-    place = token % _BLOCK
-    word = words[0] if place < 2 else words[1] if place < 4 else words[2] if place < 6 else words[3]
-    half = (word >> _HALF_BITS) if place % 2 else (word & _LOW_HALF)
+    index = token % _BLOCK
+    word = words[0] if index < 2 else words[1] if index < 4 else words[2] if index < 6 else words[3]
+    half = (word >> _HALF_BITS) if index % 2 else (word & _LOW_HALF)
     uniform = max(np.float32(half >> np.uint64(8)) * np.float32(2.0**-24), _LEAST)
     return float(-np.log(-np.log(uniform)) * key.temperature)
 

@@ -89,6 +89,6 @@ def _ratio(promised: float, accepted: float) -> float:
 @compiled
 def _cell(estimate: float) -> tuple[int, float]:
     """The lower cell of an estimate, and the share of the next one."""
-    place = min(max(-CELLS_PER_HALVING * np.log2(max(estimate, 1e-9)), 0.0), NUM_CELLS - 1.001)
-    low = int(place)
-    return low, place - low
+    cell = min(max(-CELLS_PER_HALVING * np.log2(max(estimate, 1e-9)), 0.0), NUM_CELLS - 1.001)
+    low = int(cell)
+    return low, cell - low

@@ -101,28 +101,28 @@ def store(table: ContinuationTable, key: np.uint64, last: IntArray, ids: IntArra
         known = table.keys[order, slot] == key
         table.keys[order, slot] = key
         size = num_new
-        for place in range(num_new):
-            tokens[place] = ids[place]
-            weights[place] = probs[place] * (1.0 - MEMORY if known else 1.0)
+        for index in range(num_new):
+            tokens[index] = ids[index]
+            weights[index] = probs[index] * (1.0 - MEMORY if known else 1.0)
         for old in range(width if known else 0):
             if table.ids[order, slot, old] < 0:
                 break
-            place = 0
-            while place < size and tokens[place] != table.ids[order, slot, old]:
-                place += 1
-            if place == size:
+            index = 0
+            while index < size and tokens[index] != table.ids[order, slot, old]:
+                index += 1
+            if index == size:
                 tokens[size] = table.ids[order, slot, old]
                 weights[size] = 0.0
                 size += 1
-            weights[place] += MEMORY * table.probs[order, slot, old]
+            weights[index] += MEMORY * table.probs[order, slot, old]
         for rank in range(width):
             if rank >= size:
                 table.ids[order, slot, rank] = -1
                 continue
             best = rank
-            for place in range(rank + 1, size):
-                if weights[place] > weights[best]:
-                    best = place
+            for index in range(rank + 1, size):
+                if weights[index] > weights[best]:
+                    best = index
             table.ids[order, slot, rank] = tokens[best]
             table.probs[order, slot, rank] = weights[best]
             tokens[best], weights[best] = tokens[rank], weights[rank]

@@ -67,7 +67,7 @@ class _Request:
     """names: sources that take part. noise: of the target's choices. left_out: those that do not take part in the
     next proposal. recent: of the last step. grown: the last proposal, until its outcome is known. channels: for each
     of its nodes, the channel that gives it the highest probability. own_nodes: for each source index, the
-    range of its nodes in `grown.places`."""
+    range of its nodes in `grown.nodes`."""
 
     names: frozenset[str]
     noise: NoiseKey = NO_NOISE
@@ -177,12 +177,12 @@ class Drafter:
         nodes, tokens = tuple(step.nodes), tuple(step.token_ids)
         step = StepResult(read_only(step.context), step.tree, nodes, tokens, step.choices, step.top_ids, step.top_probs)
         self.reliability.add(step.tree, path)
-        places = NO_NODES
+        verified = NO_NODES
         if request.grown is not None:
-            places = learn_from_step(self._mix, self._calibration, request.grown, request.channels, step, path)
+            verified = learn_from_step(self._mix, self._calibration, request.grown, request.channels, step, path)
         for index, source in enumerate(self.sources):
             if source.name in request.names:
-                own = places[request.own_nodes[index]] if index in request.own_nodes else NO_NODES
+                own = verified[request.own_nodes[index]] if index in request.own_nodes else NO_NODES
                 self._guarded(source, None, source.update, request_id, step, own)
         request.grown, request.own_nodes = None, {}
         request.recent = recent_rows(step, path)

@@ -35,7 +35,7 @@ class Grown(NamedTuple):
     token_ids, parents, probabilities: [n] nodes in the order of growth. channel_probs: [n, channels] each channel's
     probability of a node given its parent; 0 if the channel has no data after the parent, `OTHERS` if it lists only
     other tokens there. num_orders: [n] number of orders with an entry after a node's parent. noise: [n] see
-    `noise.token_noise`. places: [total] index in the tree of each proposed node, -1 if it was not taken. num_fixed:
+    `noise.token_noise`. nodes: [total] index in the tree of each proposed node, -1 if it was not taken. num_fixed:
     number of fixed nodes, which come first.
     """
 
@@ -45,7 +45,7 @@ class Grown(NamedTuple):
     channel_probs: FloatArray
     num_orders: IntArray
     noise: FloatArray
-    places: IntArray
+    nodes: IntArray
     num_fixed: int
 
 
@@ -183,12 +183,14 @@ def _rate_by_recent(nodes: Nodes, above: int, recent: RecentRows, channel: int) 
     for row in range(len(recent.depths)):
         if recent.depths[row] not in (EVERY, nodes.depth[above] + 1):
             continue
-        place = channel + int64(recent.depths[row] != EVERY)
+        row_channel = channel + int64(recent.depths[row] != EVERY)
         child = nodes.first_child[above]
         while child >= 0:
             for rank in range(recent.ids.shape[1]):
                 if recent.ids[row, rank] == nodes.token[child]:
-                    nodes.channel_probs[child, place] = max(nodes.channel_probs[child, place], recent.probs[row, rank])
+                    nodes.channel_probs[child, row_channel] = max(
+                        nodes.channel_probs[child, row_channel], recent.probs[row, rank]
+                    )
             child = nodes.next_sibling[child]
 
 

@@ -57,10 +57,10 @@ def _learn(
             learn(mix, orders, probs, noise, accepted[node], LEARNING_RATE)
     promised, accepted_sums = cells
     learn_ratios(promised, accepted_sums, grown.probabilities, channels, verified, accepted)
-    verified_indices = np.full(len(grown.places), -1, np.int32)
+    verified_indices = np.full(len(grown.nodes), -1, np.int32)
     for proposed in range(len(verified_indices)):
-        if grown.places[proposed] >= 0:
-            verified_indices[proposed] = verified[grown.places[proposed]]
+        if grown.nodes[proposed] >= 0:
+            verified_indices[proposed] = verified[grown.nodes[proposed]]
     return verified_indices
 
 
@@ -91,20 +91,20 @@ def outcome_of(
         for node in range(unsent + 1, len(verified_ids)):
             above = verified_parents[node]
             is_unknown[node] = above >= unsent and (above == unsent or is_unknown[above])
-    places = np.full(len(token_ids), -1, np.int32)
+    found = np.full(len(token_ids), -1, np.int32)
     verified = np.full(len(token_ids), -1, np.int32)
     accepted = np.zeros(len(token_ids), np.bool_)
     for node in range(len(token_ids)):
-        above = -1 if parents[node] < 0 else places[parents[node]]
+        above = -1 if parents[node] < 0 else found[parents[node]]
         if parents[node] >= 0 and above < 0:
             continue
-        place = above + 1
-        while place < len(verified_ids) and (
-            verified_parents[place] != above or verified_ids[place] != token_ids[node]
+        index = above + 1
+        while index < len(verified_ids) and (
+            verified_parents[index] != above or verified_ids[index] != token_ids[node]
         ):
-            place += 1
-        if place < len(verified_ids):
-            places[node] = place
-            accepted[node] = is_accepted[place]
-            verified[node] = -1 if is_unknown[place] else place
+            index += 1
+        if index < len(verified_ids):
+            found[node] = index
+            accepted[node] = is_accepted[index]
+            verified[node] = -1 if is_unknown[index] else index
     return Outcome(verified, accepted)

@@ -83,15 +83,15 @@ def grow_draft_tree(
                 candidate = path * probabilities[index]
                 if candidate <= least:
                     continue
-                place = min(size, max_nodes - 1)
-                while place > taken and node_path[place - 1] < candidate:
-                    node_path[place] = node_path[place - 1]
-                    node_token[place] = node_token[place - 1]
-                    node_parent[place] = node_parent[place - 1]
-                    place -= 1
-                node_path[place] = candidate
-                node_token[place] = tokens[index]
-                node_parent[place] = taken - 1
+                target = min(size, max_nodes - 1)
+                while target > taken and node_path[target - 1] < candidate:
+                    node_path[target] = node_path[target - 1]
+                    node_token[target] = node_token[target - 1]
+                    node_parent[target] = node_parent[target - 1]
+                    target -= 1
+                node_path[target] = candidate
+                node_token[target] = tokens[index]
+                node_parent[target] = taken - 1
                 size = min(size + 1, max_nodes)
                 if size == max_nodes:
                     least = node_path[max_nodes - 1]

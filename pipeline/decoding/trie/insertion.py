@@ -77,13 +77,13 @@ def write_text(arrays: Plain, root: int, text: IntArray, first_new: int, may_for
         row = locate(trie, root, text, first_new - k, first_new)
         if row and trie.nodes[row].depth == k:
             ends[k] = row
-    for place in range(first_new, len(text)):
-        if not make_room(trie, 0, may_forget) or state.head - min(place, longest - 1) < state.oldest:
-            return place - first_new
+    for index in range(first_new, len(text)):
+        if not make_room(trie, 0, may_forget) or state.head - min(index, longest - 1) < state.oldest:
+            return index - first_new
         slot = state.head % len(trie.text)
-        trie.text[slot] = text[place] + 1
+        trie.text[slot] = text[index] + 1
         _visit(trie, root, slot)
-        token, num_suffixes = int64(text[place]), min(longest, place + 1)
+        token, num_suffixes = int64(text[index]), min(longest, index + 1)
         for k in range(num_suffixes):
             if ends[k]:
                 children[k] = find_child(trie, int64(ends[k]), token)

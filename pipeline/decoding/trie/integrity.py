@@ -36,8 +36,8 @@ _FORGOTTEN, _SPELLING, _FREE, _HEADER, _ROOT, _NUMBER, _BUCKET = range(6, 13)
 
 
 def check_arrays(trie: TrieArrays, roots: Mapping[str, int], with_buckets: bool = True) -> None:
-    """Raise ValueError with the first fault and its place, if any. roots: row of each namespace's root. with_buckets:
-    check the hash table too."""
+    """Raise ValueError with the first fault and its node or slot, if any. roots: row of each namespace's root.
+    with_buckets: check the hash table too."""
     fault, where = _find_fault(trie, np.asarray(sorted(roots.values()), np.int32), with_buckets)
     if fault:
         raise ValueError(f"the trie is damaged: {FAULTS[fault].format(where)}")
@@ -111,12 +111,12 @@ def _fault_of_node(trie: TrieArrays, row: int) -> int:
         return _FORGOTTEN
     if trie.text[slot_of(trie, node.start + above.depth)] != node.token + 1:
         return _SPELLING
-    for place in range(above.depth):
-        if trie.text[slot_of(trie, node.start + place)] != trie.text[slot_of(trie, above.start + place)]:
+    for offset in range(above.depth):
+        if trie.text[slot_of(trie, node.start + offset)] != trie.text[slot_of(trie, above.start + offset)]:
             return _SPELLING
     # Only the edge of a single occurrence may extend beyond the text.
-    for place in range(above.depth, node.depth):
-        if trie.text[slot_of(trie, node.start + place)] <= 0:
+    for offset in range(above.depth, node.depth):
+        if trie.text[slot_of(trie, node.start + offset)] <= 0:
             return _NO_FAULT if node.depth == state.branch_length and node.first_child == 0 else _SPELLING
     return _NO_FAULT
 

@@ -79,6 +79,8 @@ def _learn_token(pair: TriePair, work: Workspace, row: int, escape_counts: Float
     for index in range(num):
         weight = work.weights[index]
         slope = -rest * work.shares[index] * weight * (float32(1.0) - weight) / p
-        place = work.indices[index]
-        escape_counts[place] = min(max(escape_counts[place] * np.exp(float32(rate * slope)), LEAST_ESCAPE), MOST_ESCAPE)
+        escape = work.indices[index]
+        escape_counts[escape] = min(
+            max(escape_counts[escape] * np.exp(float32(rate * slope)), LEAST_ESCAPE), MOST_ESCAPE
+        )
         rest *= float32(1.0) - weight

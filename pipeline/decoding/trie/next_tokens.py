@@ -135,11 +135,11 @@ def _add_children(
 @subkernel
 def _add(tokens: IntArray, probabilities: FloatArray, num_found: int, token: int, share: float) -> int:
     """Add to the probability of a token. Returns the number of tokens. Ignores a new token if the arrays are full."""
-    place = 0
-    while place < num_found and tokens[place] != token:
-        place += 1
-    if place < num_found:
-        probabilities[place] += share
+    index = 0
+    while index < num_found and tokens[index] != token:
+        index += 1
+    if index < num_found:
+        probabilities[index] += share
     elif num_found < len(tokens):
         tokens[num_found] = token
         probabilities[num_found] = share

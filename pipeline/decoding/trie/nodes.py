@@ -39,29 +39,29 @@ def find_child(trie: TrieArrays, parent: int, token: int) -> int:
 
 
 @subkernel
-def follow_edge(trie: TrieArrays, row: int, text: IntArray, begin: int, end: int, place: int) -> int:
-    """Match the edge of a node with text[begin:end], of which text[begin:place] is known to match. Returns the first
+def follow_edge(trie: TrieArrays, row: int, text: IntArray, begin: int, end: int, index: int) -> int:
+    """Match the edge of a node with text[begin:end], of which text[begin:index] is known to match. Returns the first
     index that differs, or the end of the edge or of the text."""
     node = trie.nodes[row]
     end = min(end, begin + node.depth)
-    slot = slot_of(trie, node.start + place - begin)
-    while place < end and trie.text[slot] == text[place] + 1:
-        place += 1
+    slot = slot_of(trie, node.start + index - begin)
+    while index < end and trie.text[slot] == text[index] + 1:
+        index += 1
         slot = slot_of(trie, slot + 1)
-    return place
+    return index
 
 
 @kernel
 def locate(trie: TrieArrays, root: int, text: IntArray, begin: int, end: int) -> int:
     """The row of the node on whose edge the string text[begin:end] ends, or 0 if it is unknown."""
-    row, place = root, begin
-    while place < end:
-        row = find_child(trie, row, text[place])
+    row, index = root, begin
+    while index < end:
+        row = find_child(trie, row, text[index])
         if not row:
             return 0
         stop = min(end, begin + trie.nodes[row].depth)
-        place = follow_edge(trie, row, text, begin, end, place + 1)
-        if place < stop:
+        index = follow_edge(trie, row, text, begin, end, index + 1)
+        if index < stop:
             return 0
     return row
 

@@ -41,8 +41,8 @@ class LeanLogits:
 def largest_entries(logits: Floats, maxima: Floats, choices: IntArray) -> None:
     """choices [n]: index of the first largest entry of each row."""
     for row in range(len(logits)):
-        place = np.argmax(maxima[row]) * BLOCK
-        choices[row] = place + np.argmax(logits[row, place : place + BLOCK])
+        first = np.argmax(maxima[row]) * BLOCK
+        choices[row] = first + np.argmax(logits[row, first : first + BLOCK])
 
 
 @kernel
@@ -61,21 +61,21 @@ def top_rows(logits: Floats, maxima: Floats, ids: IntArray, probabilities: Float
         blocks.sort()
         values[:], ids[row] = -np.inf, 0
         for block in blocks[blocks >= 0]:
-            for place in range(block * BLOCK, min((block + 1) * BLOCK, logits.shape[1])):
-                insert(values, ids[row], logits[row, place], place)
+            for entry in range(block * BLOCK, min((block + 1) * BLOCK, logits.shape[1])):
+                insert(values, ids[row], logits[row, entry], entry)
         total = sum_of_exp(logits[row].ctypes.data, logits.shape[1] // LANES, values[0])
         for number in range(k):
             probabilities[row, number] = np.exp(values[number] - values[0]) / total
 
 
 @kernel
-def insert(values: Floats, places: IntArray, value: np.float32, place: int) -> None:
+def insert(values: Floats, indices: IntArray, value: np.float32, index: int) -> None:
     """Insert an entry into a list in descending order if it is larger than the last one, which is dropped. Of equal
     entries the one inserted first comes first."""
     rank = len(values) - 1
     if not value > values[rank]:
         return
     while rank > 0 and value > values[rank - 1]:
-        values[rank], places[rank] = values[rank - 1], places[rank - 1]
+        values[rank], indices[rank] = values[rank - 1], indices[rank - 1]
         rank -= 1
-    values[rank], places[rank] = value, place
+    values[rank], indices[rank] = value, index
