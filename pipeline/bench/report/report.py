@@ -102,7 +102,7 @@ def _verdict(best: SummaryRow, ours: Sequence[SummaryRow], others: Sequence[Summ
     if best.speedup_low is None or best.speedup_high is None:
         return "is the best strategy with drafts, measured once and so without an interval"
     if best.num_requests < FEW_REQUESTS:
-        return "is the best strategy with drafts, measured too seldom to be sure"
+        return "is the best strategy with drafts, measured with too few requests to be sure"
     if best.speedup_high < 1:
         return "is the best strategy with drafts, but slower than none"
     if best.speedup_low <= 1:

@@ -31,7 +31,7 @@ def replay(
     budget: Annotated[str, typer.Option("--budget", help="Draft tokens per step, such as 16,32,64.")] = "16,64",
     regime: Annotated[str, typer.Option("--regime", help="cold, warm, prewarmed, or a list of them.")] = "cold,warm",
     branch_length: Annotated[
-        int, typer.Option("--branch-length", help="Tokens per stored branch.", min=1, max=64)
+        int, typer.Option("--branch-length", help="Tokens stored per branch.", min=1, max=64)
     ] = 12,
     max_draft_len: Annotated[int, typer.Option("--max-draft-len", help="Longest drafted path.", min=1, max=256)] = 32,
     rows_path: Annotated[

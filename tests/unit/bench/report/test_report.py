@@ -109,7 +109,7 @@ def test_two_prompts_are_too_few_for_a_verdict() -> None:
                for name, seconds in (("none", 1.0), ("trie", scatter))]  # fmt: skip
     text = headline(BenchResults(manifest={}, requests=records, summary=summarize(records)))
     assert "fastest" not in text
-    assert "measured too seldom to be sure: 1.33 times `none` (1.11 to 1.67)" in text
+    assert "measured with too few requests to be sure: 1.33 times `none` (1.11 to 1.67)" in text
 
 
 def test_a_strategy_is_not_fastest_if_another_lies_in_its_interval() -> None:
