@@ -29,7 +29,7 @@ from pipeline.decoding.tree import EMPTY_TREE, BoolArray, DraftTree, FloatArray,
 _MOST_NODES = 32
 # Factor on the mean probability that drafts need to pay. It is below 1, because a plan may hold nodes below the mean,
 # and estimates are corrected after a tree has grown.
-_LEAST_SHARE = 0.5
+_LEAST_SHARE = 0.2
 
 
 class PlanItem(NamedTuple):

@@ -195,13 +195,13 @@ def test_nodes_below_the_least_probability_are_not_sent(items: list[PlanItem], i
 
 
 def test_the_least_probability_follows_the_time_of_nodes() -> None:
-    """A node takes a twentieth of a plain pass, of which half counts; with two sequences a pass yields two tokens."""
+    """A node takes a twentieth of a plain pass, and a fifth of that counts. Two sequences yield two tokens."""
     planner = AdaptivePlanner(cost_curve([(1, 1, 0, 0.100), (101, 1, 0, 0.600)]))
     assert planner.least_probability == 0
     planner.plan([item(0.5)], 64)
-    assert planner.least_probability == pytest.approx(0.025)
+    assert planner.least_probability == pytest.approx(0.01)
     planner.plan([item(0.5), item(0.5)], 64)
-    assert planner.least_probability == pytest.approx(2 * 0.025 / 1.05)
+    assert planner.least_probability == pytest.approx(2 * 0.01 / 1.05)
     checked = AdaptivePlanner(FLAT, always_drafts=True)
     checked.plan([item(0.5)], 64)
     assert checked.least_probability == FixedPlanner().least_probability == 0
