@@ -94,14 +94,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sample(targets: Iterable[Target], size: int, seed: int) -> list[tuple[Target, Mutant]]:
-    """Mutants sampled from all targets, without known equivalent ones."""
+    """Mutants sampled from all targets, without known equivalent ones. Raises SystemExit if one of these no longer
+    exists."""
     known = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
-    everything = [
-        (target, mutant)
-        for target in targets
-        for mutant in mutants_of(Path(target.module).read_text(encoding="utf-8"))
-        if mutant.name not in known.get(target.module, {})
-    ]
+    everything = []
+    for target in targets:
+        mutants = mutants_of(Path(target.module).read_text(encoding="utf-8"))
+        equivalent = known.get(target.module, {})
+        if stale := equivalent.keys() - {mutant.name for mutant in mutants}:
+            raise SystemExit(f"{EQUIVALENT.name}: {target.module} has no longer the mutants {sorted(stale)}")
+        everything += [(target, mutant) for mutant in mutants if mutant.name not in equivalent]
     chosen = random.Random(seed).sample(everything, min(size, len(everything)))
     print(f"{len(chosen)} of {len(everything)} mutants", flush=True)
     return chosen
