@@ -10,7 +10,8 @@ import numpy as np
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, TrieDraftConfig, WindowDraftConfig
 from pipeline.decoding.drafting.create import create_drafter
-from pipeline.decoding.planning.planner import FixedPlanner, PlanItem
+from pipeline.decoding.planning.cost import CostCurve, CostPoint
+from pipeline.decoding.planning.planner import AdaptivePlanner, FixedPlanner, PlanItem
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.trie import Trie
@@ -34,7 +35,9 @@ def warm_up() -> None:
     for length in range(16, 20):
         for request_id in REQUESTS:
             tree = drafter.propose(request_id, text[:length], DraftBudget(8, 4))
-            (verified,) = FixedPlanner().plan([PlanItem(tree, 1, length)], len(tree))  # no room for the last node
+            item = PlanItem(tree, 1, length)
+            AdaptivePlanner(CostCurve((CostPoint(1, 1, 0, 1.0),))).plan([item], len(tree))
+            (verified,) = FixedPlanner().plan([item], len(tree))  # no room for the last node
             top_ids = np.tile(np.asarray([1, 2], np.int32), (len(verified) + 1, 1))
             top_probs = np.full(top_ids.shape, 0.4, np.float32)
             drafter.update(

@@ -117,9 +117,7 @@ class AdaptivePlanner:
         curve = times[pending:] - times[pending] + times[max(certain, 1)]
         times = self._correction.corrected(curve)
         if not self._always_drafts:
-            # Use the lower of both. If corrected times alone decided, nodes that seem expensive would never be in a
-            # pass again, whose time could correct that.
-            self.least_probability = min(_least_probability(each, certain) for each in (curve, times))
+            self.least_probability = _LEAST_SHARE * _mean_that_pays(certain, curve, times)
         times = times[: num_nodes + 1]
         trees = _trees(items, _best_nodes(*_nodes_of(items, room), certain, times))
         num_sent = sum(map(len, trees))
@@ -140,12 +138,18 @@ class AdaptivePlanner:
             self._correction.record(expected / plain - 1, seconds / plain)
 
 
-def _least_probability(times: Times, certain: int) -> float:
-    """Least path probability of a draft node that is worth growing: `_LEAST_SHARE` times the mean probability at which
-    the nodes of a pass yield as many tokens per second as a pass without drafts. times: of passes with 0, 1, ... nodes.
-    """
-    additional = (times[1:] - times[0]) / np.arange(1, len(times))
-    return float(_LEAST_SHARE * certain * additional.min() / times[0])
+@compiled
+def _mean_that_pays(certain: int, curve: Times, times: Times) -> float:
+    """The least mean path probability at which any number of nodes yields as many tokens per second as a pass without
+    drafts. curve, times: times of passes with 0, 1, ... nodes, by the cost curve and corrected.
+
+    The lower of both counts. If corrected times alone decided, nodes that seem expensive would never be in a pass
+    again, whose time could correct that."""
+    cheapest = np.inf
+    for count in range(1, len(times)):
+        additional = min(curve[count] / curve[0], times[count] / times[0]) - 1.0
+        cheapest = min(cheapest, additional / count)
+    return float(certain * cheapest)
 
 
 def _counted(items: Sequence[PlanItem]) -> set[frozenset[str]]:

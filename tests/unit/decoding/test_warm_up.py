@@ -12,6 +12,8 @@ def num_compiled() -> list[int]:
     loops = (
         growth._grow,
         learning._learn,
+        planner._best_nodes,
+        planner._mean_that_pays,
         planner._order,
         proposals._append,
         recent_rows._depths,
