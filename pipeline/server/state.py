@@ -157,8 +157,8 @@ def is_ready(state: ServerState) -> bool:
 
 
 def listens(server_id: str, ports: Collection[int]) -> bool:
-    """Whether the processes with an id accept connections on all of these ports. Another program may
-    have bound a free port meanwhile, and its answers could look like those of the server."""
+    """Whether the processes with an id accept connections on all of these ports. Another program may have bound a free
+    port meanwhile, and its answers could look like those of the server."""
     found = set()
     for pid in marked_processes(server_id):
         with suppress(psutil.Error):
@@ -196,7 +196,7 @@ def is_guard(pid: int, server_id: str) -> bool:
     """Whether a process is the guard of the server or service with that id."""
     try:
         process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == server_id
+        return _runs(process) and process.environ().get(MARK) == server_id
     except psutil.Error:
         return False
 

@@ -1,4 +1,4 @@
-"""The command line: exit codes, messages, JSON, and a start without heavy imports."""
+"""The command line: exit codes, messages, JSON."""
 
 from __future__ import annotations
 
@@ -80,30 +80,6 @@ def test_help_shows_flags_without_a_value(words: tuple[str, ...], capsys: pytest
     text = capsys.readouterr().out
     assert "--help" in text
     assert "bool" not in text
-
-
-HEAVY_IMPORTS = """
-import contextlib, io, sys
-from pipeline.cli import main
-
-def run(heavy, *commands):
-    for words in commands:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-            main(words.split())
-    print(sorted(heavy & sys.modules.keys()))
-
-heavy = {"torch", "transformers", "numba", "matplotlib"}
-run(heavy | {"numpy", "tritonclient", "httpx"}, "--help", "models --json", "profiles", "stop")
-run(heavy | {"numpy", "tritonclient"}, "status")
-run(heavy, "generate x --url localhost:1", "chat --url localhost:1", "batch none --out out", "report none")
-from pipeline.triton_models import text_codec  # of a server's processes that tokenize
-run(heavy)
-"""
-
-
-def test_commands_that_run_no_model_import_nothing_heavy() -> None:
-    done = subprocess.run([sys.executable, "-c", HEAVY_IMPORTS], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.stdout.split() == ["[]"] * 4, done.stderr
 
 
 def test_a_users_mistake_is_one_message_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:

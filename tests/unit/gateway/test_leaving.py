@@ -64,7 +64,7 @@ async def disconnect(endless: Endless, deployments: Deployments, path: str, body
 
 
 def stopped_and_sent(path: str, body: dict[str, Any]) -> tuple[list[str], str]:
-    """The ids that Triton was told to stop after a client left, and the id of its request."""
+    """The ids that the gateway asked Triton to stop after a client left, and the id of its request."""
 
     async def work() -> tuple[list[str], str]:
         async with serving() as (triton, url):
