@@ -21,12 +21,13 @@ from pipeline.config.schema import (
     LookaheadConfig, PromptDraftConfig, RecyclingDraftConfig, SuppliedDraftConfig, TrieDraftConfig, WindowDraftConfig
 )
 from pipeline.decoding.drafting.create import create_drafter
+from pipeline.decoding.planning.planner import AdaptivePlanner, FixedPlanner
 from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.torch.lean.warm_up import warm_up_pass
 from pipeline.decoding.tree import tree_from_lists
 from pipeline.engine.contract import VerifyItem
 from pipeline.engine.submission import Submission
-from tests.fakes import VOCAB_SIZE, make_request, make_scheduler
+from tests.fakes import VOCAB_SIZE, cost_curve, make_request, make_scheduler
 from tests.unit.engine.torch.lean.models import lean_engine, tiny_model
 
 for package in (pipeline.decoding, pipeline.engine.torch.lean):
@@ -46,11 +47,12 @@ before = compiled()
 assert before
 sources = [TrieDraftConfig(), PromptDraftConfig(), RecyclingDraftConfig(), WindowDraftConfig(), SuppliedDraftConfig()]
 lookahead = LookaheadConfig.of(3, 3, 3)
-drafter = create_drafter(sources, lookahead, VOCAB_SIZE)
-scheduler = make_scheduler(drafter=drafter, budget=(16, 8), prefill_chunk=64)
-scheduler.run([Submission(make_request(namespace=name), "hybrid") for name in ("a", "b")])
-scheduler.run([Submission(make_request(np.random.default_rng(0).integers(0, VOCAB_SIZE, 120)), "trie")])
-drafter.require_sound()
+for planner in (FixedPlanner(), AdaptivePlanner(cost_curve([(1, 1, 0, 0.1), (100, 1, 0, 0.2)]))):
+    drafter = create_drafter(sources, lookahead, VOCAB_SIZE)
+    scheduler = make_scheduler(drafter=drafter, planner=planner, budget=(16, 8), prefill_chunk=64)
+    scheduler.run([Submission(make_request(namespace=name), "hybrid") for name in ("a", "b")])
+    scheduler.run([Submission(make_request(np.random.default_rng(0).integers(0, VOCAB_SIZE, 120)), "trie")])
+    drafter.require_sound()
 for kind in ("float32", "bfloat16", "int8"):
     with tempfile.TemporaryDirectory() as folder:
         engine = lean_engine(tiny_model("qwen2"), kind, Path(folder), 2)
