@@ -52,11 +52,18 @@ def test_the_time_since_a_start_is_not_that_of_the_wall_clock(monkeypatch):
 
 
 def test_a_process_that_its_parent_does_not_collect_has_ended():
-    script = "sleep 600 > /dev/null & echo $!; exec sleep 600"
-    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        child = psutil.Process(int(parent.stdout.readline()))
-        child.kill()
-        wait_for_ends([child], math.inf)
-        assert child.status() == psutil.STATUS_ZOMBIE
-        parent.kill()
+    # In Python, since a shell may collect its child before it runs the next command.
+    script = """
+import subprocess, time
+print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        try:
+            assert parent.stdout is not None
+            child = psutil.Process(int(parent.stdout.readline()))
+            child.kill()
+            wait_for_ends([child], math.inf)
+            assert child.status() == psutil.STATUS_ZOMBIE
+        finally:
+            parent.kill()
