@@ -9,7 +9,7 @@ from pipeline.checkpoint.architectures import UNQUANTIZED
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.build import stored_bytes, weight_bytes
-from pipeline.engine.torch.lean.plan import cache_entry_bytes, lean_kind
+from pipeline.engine.torch.lean.plan import cache_head_bytes, lean_kind
 
 # Memory of an engine relative to its weights: packed copies of the layers and buffers come on top. The other models
 # of the server need a fixed amount.
@@ -30,11 +30,11 @@ def kv_bytes(resolved: ResolvedConfig) -> int:
     shape, engine = resolved.model.shape, resolved.profile.engine
     if shape is None:
         return 0
-    per_token = 2 * shape.num_layers * shape.num_key_value_heads * shape.head_size
-    bytes_per_value = weight_bytes(resolved) // resolved.model.num_parameters
+    per_head = shape.head_size * weight_bytes(resolved) // resolved.model.num_parameters
     if (kind := lean_kind(resolved)) is not None:
-        bytes_per_value = cache_entry_bytes(kind)
-    return per_token * bytes_per_value * slots_for(engine.max_batch_size) * engine.max_seq_len
+        per_head = cache_head_bytes(kind, shape.head_size)
+    per_token = 2 * shape.num_layers * shape.num_key_value_heads * per_head
+    return per_token * slots_for(engine.max_batch_size) * engine.max_seq_len
 
 
 def serving_bytes(engine_bytes: int) -> int:

@@ -3,36 +3,56 @@
     keys     [layer, slot, kv_head, place / 16, dim, 16 places]
     values   [layer, slot, kv_head, dim / 16, place, 16 dims]         dim: head_dim, up to a multiple of 16
 
-This is for entries of float32. Entries of bfloat16 are in pairs, as the tiles of `tiles` read them:
+This is for entries of float32. Entries of int16 are in pairs, as the tiles of `tiles` read them, and each key and each
+value of a head has a scale, its largest entry over the largest integer:
 
     keys     [layer, slot, kv_head, place / 16, dim / 2, 16 places, 2 dims]
-    values   [layer, slot, kv_head, dim / 16, place / 2, 16 dims, 2 places, the second first]
+    values   [layer, slot, kv_head, dim / 16, place / 2, 16 dims, 2 places]
+    scales   [keys or values, layer, slot, kv_head, place]              float32
 
-Queries and weights are then rounded to bfloat16, too. Scores, exponentials and sums are float32 in both cases. The
-tiles add the second product of a pair first, so values are added in the order of their places.
+Queries are quantized in the same way. Weights are multiplied by the scales of the values, and quantized so that the
+largest is 32,767, or less by a power of two where their sum would be too large for sums of products in int32. Products
+of integers are exact. Scores, exponentials and their sum are as for float32.
 
 A place is an index into a slot. A query attends to the cached places of its slot, to its own place, and to those of its
-ancestors in its segment. Scores, the sum of their exponentials and the weighted sum of values run over places in
-ascending order, and a masked place adds exactly 0. Ancestors in a tree have ascending places, in the order in which
-they would be cached. So a token's bits are the same in a tree, in a chain and alone, with any part of its context
+ancestors in its segment. A weighted sum of float32 values runs over places in ascending order, and a masked place adds
+exactly 0. Ancestors in a tree have ascending places, in the order in which they would be cached. Every other sum over
+places is of integers. So a token's bits are the same in a tree, in a chain and alone, with any part of its context
 cached.
 """
 
 from __future__ import annotations
+
+from math import isqrt
 
 import numpy as np
 from numba import carray
 
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.rows import exp_row, float_pointer, largest, mask_end, round_row, round_swapped
+from pipeline.engine.torch.lean.rows import (
+    EXP_BITS,
+    exp_row,
+    float_pointer,
+    largest,
+    largest_magnitude,
+    mask_end,
+    scale_weights,
+    shift_row,
+    shorten_row,
+    store_float,
+)
 from pipeline.engine.torch.lean.tables import Floats, Longs
 from pipeline.engine.torch.lean.thread_team import PHASE_BYTES, work_units
-from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, bfloat16_tile, float32_tile
+from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile, int16_tile
 from pipeline.engine.torch.lean.vectors import LANES, padded
 
 # Columns of `segments`: first row of the pass, rows, cached places, slot, rows of a task, and the segment's first task.
 START, LENGTH, CACHED, SLOT, TASK_ROWS, FIRST_TASK, NUM_SEGMENT_FIELDS = range(7)
+# Integers of a value are at most _MAX_VALUE, those of a weight at most _MAX_WEIGHT. The products of a row are below
+# 2^31 in sum if the weights are below 2^20. They are below 2^19 before they are rounded, which at most doubles one.
+_MAX_VALUE, _MAX_WEIGHT, _WEIGHT_SUM = 2047, 32767, 1 << 19
+_LEAST_MAGNITUDE = np.float32(1e-30)
 # Most queries of one task: rows of a segment times the query heads of one key head.
 _MAX_QUERIES = 24
 # With at least this number of tasks per thread, an uneven distribution costs little.
@@ -53,10 +73,23 @@ def task_rows(num_rows: int, group: int, num_kv_heads: int, num_threads: int) ->
     return -(-num_rows // parts)
 
 
+def max_integers(dim: int) -> tuple[int, int]:
+    """Largest integers of keys (and queries) and of values. dim: head_dim. A score is below 2^31."""
+    return min(isqrt((2**31 - 1) // padded(dim)), 2**15 - 1), _MAX_VALUE
+
+
+def num_ones(group: int, dim: int) -> int:
+    """Ones at the start of a thread's scratch memory: at least one for each query of a task, and for each dim."""
+    return max(padded(max_task_rows(group) * group), padded(dim))
+
+
 def scratch_floats(group: int, max_seq_len: int, dim: int) -> int:
-    """Floats in a thread's scratch memory: scores, queries and results of one task, a block of ones and of zeros."""
+    """Floats in a thread's scratch memory: `num_ones` ones, a block of zeros, a scale for each query of a task, its
+    queries, its results and its scores."""
     queries = max_task_rows(group) * group
-    return queries * (padded(max_seq_len) + 2 * padded(dim)) + 2 * LANES * MAX_BLOCKS
+    return (
+        num_ones(group, dim) + LANES * MAX_BLOCKS + padded(queries) + queries * (padded(max_seq_len) + 2 * padded(dim))
+    )
 
 
 @kernel
@@ -116,21 +149,29 @@ def _attend_task(
     blocks = (dim + LANES - 1) // LANES
     width = 4 * LANES * blocks
     entry = cache[tables.KEYS, tables.CACHE_ENTRY]
-    is_bf16, per_step = entry == 2, 4 // entry
+    is_short, per_step = entry == 2, 4 // entry
     ones = scratch.ctypes.data
-    zeros = ones + 4 * LANES * MAX_BLOCKS
-    left = zeros + 4 * LANES * MAX_BLOCKS
+    zeros = ones + 4 * sizes[tables.NUM_ONES]
+    scales = zeros + 4 * LANES * MAX_BLOCKS
+    left = scales + 4 * LANES * ((count + LANES - 1) // LANES)
     out = left + count * width
     weights = out + count * width
     scale = np.float32(1) / np.sqrt(np.float32(dim))
     query_bytes = 4 * dim * group
+    integers = cache[tables.KEYS, tables.CACHE_RANGE]
     for row in range(first, last):
         source = projected[0] + (start + row) * projected[1] + query_bytes * head
         for query in range(group):
-            target = left + ((row - first) * group + query) * width
+            number = (row - first) * group + query
+            target = left + number * width
             _scale(source + 4 * dim * query, scale, target, dim)
-            if is_bf16:
-                round_row(target, target, blocks)
+            if is_short:
+                entries = carray(float_pointer(target), LANES * blocks)
+                for index in range(dim, LANES * blocks):
+                    entries[index] = 0
+                magnitude = largest_magnitude(target, blocks)
+                shorten_row(target, inverse_scale(magnitude, integers), target, blocks)
+                store_float(scales + 4 * number, magnitude / np.float32(integers))
     # The rows attend only to places begin .. end - 1; begin is a multiple of 16.
     end = cached + last
     begin = 0
@@ -145,25 +186,52 @@ def _attend_task(
     key_bytes, value_bytes = cache[tables.KEYS, tables.CACHE_BLOCK], cache[tables.VALUES, tables.CACHE_BLOCK]
     key = address_of(cache[tables.KEYS], layer, slot, head) + begin // LANES * key_bytes
     value = address_of(cache[tables.VALUES], layer, slot, head) + begin * LANES * entry
-    _product(is_bf16, left, width, count, key, key_bytes, dim // per_step, num_blocks, weights, line_bytes, zeros)
+    key_scales = address_of(cache[tables.KEY_SCALES], layer, slot, head) + 4 * begin
+    value_scales = address_of(cache[tables.VALUE_SCALES], layer, slot, head) + 4 * begin
+    steps = dim // per_step
+    _product(
+        is_short, left, width, scales, count, key, key_bytes, key_scales, steps, num_blocks, weights, line_bytes, zeros
+    )
     for row in range(first, last):
         own = weights + (row - first) * group * line_bytes
         _mask_row(own, group, num_blocks, row, begin, segment, window, rows)
         for query in range(group):
             line = own + query * line_bytes
-            exp_row(line, num_blocks, largest(line, num_blocks))
-            if is_bf16:
-                round_swapped(line, line, num_blocks)
+            units = exp_row(line, num_blocks, largest(line, num_blocks))
+            factor: np.float32 = np.float32(1 << EXP_BITS) / np.float32(units)
+            if is_short:
+                factor *= _quantize_weights(line, value_scales, num_blocks)
+            store_float(scales + 4 * ((row - first) * group + query), factor)
     steps = (seen + per_step - 1) // per_step
-    _product(is_bf16, weights, line_bytes, count, value, value_bytes, steps, blocks, out, width, zeros)
-    # The sum of the weights, in the order of the weighted sum. It overwrites the queries.
-    _product(is_bf16, weights, line_bytes, count, ones, 0, steps, 1, left, width, zeros)
+    _product(is_short, weights, line_bytes, ones, count, value, value_bytes, ones, steps, blocks, out, width, zeros)
+    factors = carray(float_pointer(scales), count)
     for row in range(first, last):
         target = attended[0] + (start + row) * attended[1] + query_bytes * head
         for query in range(group):
-            place = ((row - first) * group + query) * width
-            total = carray(float_pointer(left + place), 1)[0]
-            _scale(out + place, np.float32(1) / total, target + 4 * dim * query, dim)
+            number = (row - first) * group + query
+            _scale(out + number * width, factors[number], target + 4 * dim * query, dim)
+
+
+@kernel
+def inverse_scale(magnitude: np.float32, integers: int) -> np.float32:
+    """Factor that makes the largest entry of a row the largest integer; 0 for a row of zeros, or so small that the
+    factor would not be finite."""
+    factor: np.float32 = np.float32(integers) / magnitude if magnitude > _LEAST_MAGNITUDE else np.float32(0)
+    return factor
+
+
+@kernel
+def _quantize_weights(line: int, scales: int, num_blocks: int) -> np.float32:
+    """Multiply the weights of a query by the scales of the values, and make them int16. Returns the value of 1."""
+    highest = scale_weights(line, scales, num_blocks)
+    total = shorten_row(line, inverse_scale(highest, _MAX_WEIGHT), line, num_blocks)
+    shift = 0
+    while total >> shift >= _WEIGHT_SUM:
+        shift += 1
+    if shift:
+        shift_row(line, shift, num_blocks)
+    one: np.float32 = highest / np.float32(_MAX_WEIGHT) * np.float32(1 << shift)
+    return one
 
 
 @kernel
@@ -184,25 +252,27 @@ def address_of(cache: Longs, layer: int, slot: int, head: int) -> int:
 
 @kernel
 def _product(
-    is_bf16: bool,
+    is_short: bool,
     left: int,
     left_stride: int,
+    left_scales: int,
     count: int,
     right: int,
     block_stride: int,
+    right_scales: int,
     steps: int,
     num_blocks: int,
     out: int,
     out_stride: int,
     zeros: int,
 ) -> None:
-    """out [count, num_blocks * 16] = left [count, steps] times right. is_bf16: whether both are bfloat16, with two
-    entries in a step. block_stride: of right, from one block of 16 columns to the next; if 0, all steps read the same
-    vector. Addresses and strides in bytes. zeros: address of a block of zeros.
+    """out [count, num_blocks * 16] = left [count, steps] times right. is_short: whether both are int16, with two
+    entries in a step, and a scale for each row and column. block_stride: of right, from one block of 16 columns to the
+    next. Addresses and strides in bytes. zeros: address of a block of zeros.
 
     The weights of other layers have evicted keys and values from the CPU caches, so the first tile of each block of
     columns prefetches the next block."""
-    step_stride = 4 * LANES if block_stride else 0
+    step_stride = 4 * LANES
     block = 0
     while block < num_blocks:
         width = MAX_BLOCKS if num_blocks - block >= MAX_BLOCKS else 1
@@ -216,9 +286,9 @@ def _product(
                 step_stride,
                 steps,
                 0,
-                0,
+                right_scales + 4 * LANES * block,
                 zeros,
-                0,
+                left_scales + 4 * row,
                 zeros,
                 0,
                 out + row * out_stride + 4 * LANES * block,
@@ -228,8 +298,8 @@ def _product(
                 min(MAX_ROWS, count - row),
                 width,
             )
-            if is_bf16:
-                bfloat16_tile(*arguments)
+            if is_short:
+                int16_tile(*arguments)
             else:
                 float32_tile(*arguments)
         block += width

@@ -11,16 +11,22 @@ import numpy.typing as npt
 from numba import carray
 
 from pipeline.engine.torch.lean import tables
-from pipeline.engine.torch.lean.attention import address_of
+from pipeline.engine.torch.lean.attention import address_of, inverse_scale
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.phases import norm
-from pipeline.engine.torch.lean.rows import float_pointer, prefetch_to_write, store_bf16, store_float
+from pipeline.engine.torch.lean.rows import (
+    float_pointer,
+    largest_magnitude,
+    prefetch_to_write,
+    store_float,
+    store_short,
+)
 from pipeline.engine.torch.lean.tables import Floats, Longs
 from pipeline.engine.torch.lean.thread_team import PHASE_BYTES, work_units
 from pipeline.engine.torch.lean.vectors import LANES
 
-# float32; or the bits of bfloat16, for keys two entries in one number.
-Entries = npt.NDArray[np.float32] | npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+# float32 or int16, for keys two integers in one number.
+Entries = npt.NDArray[np.float32] | npt.NDArray[np.int16] | npt.NDArray[np.int32]
 
 
 @kernel
@@ -54,14 +60,8 @@ def rotate_rows(
             rotate(start, cosine, sine, dim // 2)
         first = address + 4 * dim * num_heads
         for head in range(num_kv_heads):
-            key = address_of(cache[tables.KEYS], layer, slot, head)
-            write_key(cache[tables.KEYS], key, place, first + 4 * dim * head, dim)
-            value = address_of(cache[tables.VALUES], layer, slot, head)
-            write_value(cache[tables.VALUES], value, place, first + 4 * dim * (num_kv_heads + head), dim)
-            # Attention reads pairs of places. A pair's second place, if nothing has been written there, may hold NaN.
-            is_last = row + 1 == num_rows or rows[row + 1, tables.ROW_SLOT] != slot
-            if is_last and cache[tables.VALUES, tables.CACHE_ENTRY] == 2 and place % 2 == 0:
-                write_value(cache[tables.VALUES], value, place + 1, buffers[tables.ZEROS, 0], dim)
+            write_key(cache, layer, slot, head, place, first + 4 * dim * head, dim)
+            write_value(cache, layer, slot, head, place, first + 4 * dim * (num_kv_heads + head), dim)
     return counter + PHASE_BYTES
 
 
@@ -85,48 +85,74 @@ def prefetch_keys(cache: Longs, layer: int, slot: int, num_heads: int, dim: int,
 
 
 @kernel
-def write_key(cache: Longs, key: int, place: int, source: int, dim: int) -> None:
-    """Write a row of `dim` floats as the key of a place. key: address of the head's keys."""
-    target = key + place // LANES * cache[tables.CACHE_BLOCK] + place % LANES * 4
+def write_key(cache: Longs, layer: int, slot: int, head: int, place: int, source: int, dim: int) -> None:
+    """Write a row of `dim` floats as the key of a place."""
+    table = cache[tables.KEYS]
+    target = address_of(table, layer, slot, head) + place // LANES * table[tables.CACHE_BLOCK] + place % LANES * 4
     entries = carray(float_pointer(source), dim)
-    if cache[tables.CACHE_ENTRY] == 4:
+    if table[tables.CACHE_ENTRY] == 4:
         for index in range(dim):
             store_float(target + 4 * LANES * index, entries[index])
         return
+    factor = _write_scale(table, cache[tables.KEY_SCALES], layer, slot, head, place, source, dim)
     for index in range(dim):
-        store_bf16(target + 4 * LANES * (index // 2) + 2 * (index % 2), entries[index])
+        store_short(target + 4 * LANES * (index // 2) + 2 * (index % 2), np.int64(np.rint(entries[index] * factor)))
 
 
 @kernel
-def write_value(cache: Longs, value: int, place: int, source: int, dim: int) -> None:
-    """Write a row of `dim` floats as the value of a place. value: address of the head's values."""
+def write_value(cache: Longs, layer: int, slot: int, head: int, place: int, source: int, dim: int) -> None:
+    """Write a row of `dim` floats as the value of a place."""
+    table = cache[tables.VALUES]
+    value = address_of(table, layer, slot, head)
+    factor = np.float32(0)
+    if table[tables.CACHE_ENTRY] == 2:
+        factor = _write_scale(table, cache[tables.VALUE_SCALES], layer, slot, head, place, source, dim)
     for first in range(0, dim, LANES):
         count = min(LANES, dim - first)
-        target = value + first // LANES * cache[tables.CACHE_BLOCK]
+        target = value + first // LANES * table[tables.CACHE_BLOCK]
         entries = carray(float_pointer(source + 4 * first), count)
-        if cache[tables.CACHE_ENTRY] == 4:
+        if table[tables.CACHE_ENTRY] == 4:
             for index in range(count):
                 store_float(target + 4 * LANES * place + 4 * index, entries[index])
         else:
+            target += 4 * LANES * (place // 2) + 2 * (place % 2)
             for index in range(count):
-                store_bf16(target + 4 * LANES * (place // 2) + 4 * index + 2 * (1 - place % 2), entries[index])
+                store_short(target + 4 * index, np.int64(np.rint(entries[index] * factor)))
 
 
 @kernel
-def move_places(keys: Entries, values: Entries, slot: int, start: int, nodes: Longs) -> None:
+def _write_scale(
+    table: Longs, scales: Longs, layer: int, slot: int, head: int, place: int, source: int, dim: int
+) -> np.float32:
+    """Write the scale of a key or value of `dim` floats. Returns its inverse. table: row of `cache` of the entries."""
+    whole = dim // LANES
+    magnitude: np.float32 = largest_magnitude(source, whole) if whole else np.float32(0)
+    entries = carray(float_pointer(source), dim)
+    for index in range(LANES * whole, dim):
+        magnitude = max(magnitude, abs(entries[index]))
+    integers = table[tables.CACHE_RANGE]
+    store_float(address_of(scales, layer, slot, head) + 4 * place, magnitude / np.float32(integers))
+    factor: np.float32 = inverse_scale(magnitude, integers)
+    return factor
+
+
+@kernel
+def move_places(keys: Entries, values: Entries, scales: Floats, slot: int, start: int, nodes: Longs) -> None:
     """Move keys and values from the places start + nodes, which ascend, to start, start + 1, ..."""
     num_layers, _, num_heads, _, num_lines, _ = keys.shape
-    num_blocks, per_pair = values.shape[3], values.shape[6]
+    num_blocks, per_pair, has_scales = values.shape[3], values.shape[6], scales.shape[4] > 0
     for layer in range(num_layers):
         for head in range(num_heads):
-            for place in range(len(nodes)):
-                source, target = start + nodes[place], start + place
+            for index in range(len(nodes)):
+                source, target = start + nodes[index], start + index
                 for number in range(num_lines):
                     line = keys[layer, slot, head, :, number]
                     line[target // LANES, target % LANES] = line[source // LANES, source % LANES]
-                # The second place of a pair comes first, so that an index is the place with its last bit inverted.
                 for block in range(num_blocks):
                     pairs = values[layer, slot, head, block]
                     for lane in range(LANES):
-                        entry = pairs[source // per_pair, lane, per_pair - 1 - source % per_pair]
-                        pairs[target // per_pair, lane, per_pair - 1 - target % per_pair] = entry
+                        entry = pairs[source // per_pair, lane, source % per_pair]
+                        pairs[target // per_pair, lane, target % per_pair] = entry
+                if has_scales:
+                    for each in range(2):
+                        scales[each, layer, slot, head, target] = scales[each, layer, slot, head, source]

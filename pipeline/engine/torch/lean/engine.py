@@ -12,20 +12,19 @@ from pipeline.decoding.tree import DraftTree, IntArray
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.lean import tables
-from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, scratch_floats, task_rows
+from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, num_ones, scratch_floats, task_rows
 from pipeline.engine.torch.lean.forward import num_counters, run_pass
 from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.node_logits import BLOCK, LeanLogits
 from pipeline.engine.torch.lean.plan import Kind, LeanPlan
 from pipeline.engine.torch.lean.tables import Array, Floats, Longs, aligned
 from pipeline.engine.torch.lean.thread_team import COUNTER_BYTES, ThreadTeam
-from pipeline.engine.torch.lean.tiles import HAS_BF16, MAX_BLOCKS
+from pipeline.engine.torch.lean.tiles import HAS_BF16
 from pipeline.engine.torch.lean.vectors import LANES, padded
 from pipeline.engine.torch.lean.warm_up import warm_up_pass
 from pipeline.engine.torch.lean.weights import as_float32
 from pipeline.engine.torch.slots import Segment, SlotEngine
 
-_BFLOAT16_ONE = 0x3F80
 _KINDS: dict[Kind, int] = {"float32": tables.FLOAT32, "bfloat16": tables.BFLOAT16, "int8": tables.INT8}
 
 
@@ -60,6 +59,7 @@ class LeanEngine(SlotEngine):
             plan.num_kv_heads,
             plan.head_dim,
             plan.intermediate_size,
+            num_ones(plan.group_size, plan.head_dim),
             tensors["final_norm"].ctypes.data,
         )
         # Buffers of at least _num_kept rows, kept between passes, and the table of their addresses and bytes per row.
@@ -127,14 +127,11 @@ class LeanEngine(SlotEngine):
         return logits, maxima
 
     def _make_scratch(self) -> Floats:
-        """[thread, floats] scratch memory. Each thread's part begins with a block of ones and one of zeros."""
-        size = scratch_floats(self._plan.group_size, self.limits.max_seq_len, self._plan.head_dim)
+        """[thread, floats] scratch memory, which begins with ones."""
+        group, dim = self._plan.group_size, self._plan.head_dim
+        size = scratch_floats(group, self.limits.max_seq_len, dim)
         scratch = aligned((self._team.num_threads, padded(size)), np.float32)
-        ones = scratch[:, : LANES * MAX_BLOCKS]
-        if self._cache.keys.dtype == np.float32:
-            ones[:] = 1
-        else:
-            ones.view(np.uint16)[:] = _BFLOAT16_ONE
+        scratch[:, : num_ones(group, dim)] = 1
         return scratch
 
     def _grow_buffers(self, num_rows: int) -> None:

@@ -21,10 +21,10 @@ MAX_INPUTS = 66_000
 Kind = Literal["float32", "bfloat16", "int8"]
 
 
-def cache_entry_bytes(kind: Kind) -> int:
-    """Bytes of a value in the KV cache beside weights of this kind: float32, or bfloat16, which takes half the time to
-    read."""
-    return 4 if kind == "float32" else 2
+def cache_head_bytes(kind: Kind, dim: int) -> int:
+    """Bytes of a head's key, or of its value, in the KV cache beside weights of this kind: float32; or int16, which
+    takes half the time to read, and a scale."""
+    return 4 * dim if kind == "float32" else 2 * dim + 4
 
 
 class LeanPlan(Frozen):

@@ -6,7 +6,7 @@ are added in a fixed order. So a result depends on the row alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from llvmlite import ir
 from numba import types
@@ -35,6 +35,10 @@ from pipeline.engine.torch.lean.vectors import (
     store,
     vector_exp,
 )
+
+# Bits after the binary point of a sum of exponentials.
+EXP_BITS = 30
+_SHORTS, _LONGS = ir.VectorType(ir.IntType(16), LANES), ir.VectorType(I64, LANES)
 
 
 def _fold(
@@ -123,8 +127,7 @@ def quantize_row(builder: ir.IRBuilder, row: ir.Value, factor: ir.Value, target:
     factors = splat(builder, factor, FLOATS)
 
     def body(place: ir.Value, _: ir.Value | None) -> None:
-        vector = builder.fmul(load(builder, builder.add(row, place), FLOATS), factors)
-        rounded = builder.fptosi(call(builder, "llvm.rint.v16f32", FLOATS, [vector]), INTS)
+        rounded = _rounded(builder, builder.fmul(load(builder, builder.add(row, place), FLOATS), factors))
         shifted = builder.add(rounded, ir.Constant(INTS, [ZERO_POINT] * LANES))
         quarter = builder.lshr(place, ir.Constant(I64, 2))
         store(builder, builder.trunc(shifted, ir.VectorType(I8, LANES)), builder.add(target, quarter), align=1)
@@ -149,23 +152,11 @@ def mask_end(builder: ir.IRBuilder, row: ir.Value, blocks: ir.Value, count: ir.V
 def round_row(builder: ir.IRBuilder, row: ir.Value, target: ir.Value, blocks: ir.Value) -> None:
     """target[i] = row[i] rounded to bfloat16, ties to even. Without AVX512_BF16 the target is float32. The target may
     begin where the row does."""
-    _round(builder, row, target, blocks, range(LANES))
-
-
-@emitted(types.void, types.int64, types.int64, types.int64)
-def round_swapped(builder: ir.IRBuilder, row: ir.Value, target: ir.Value, blocks: ir.Value) -> None:
-    """As `round_row`, with the two entries of each pair exchanged."""
-    _round(builder, row, target, blocks, [lane ^ 1 for lane in range(LANES)])
-
-
-def _round(builder: ir.IRBuilder, row: ir.Value, target: ir.Value, blocks: ir.Value, lanes: Iterable[int]) -> None:
-    """Emit a loop that rounds a row. lanes: for each entry of a stored vector, its index in the vector of the row."""
 
     def body(place: ir.Value, _: ir.Value | None) -> None:
         upper = rounded_upper(builder, load(builder, builder.add(row, place), INTS))
-        upper = builder.shuffle_vector(upper, upper, ir.Constant(INTS, list(lanes)))
         if HAS_BF16:
-            narrow = builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES))
+            narrow = builder.trunc(upper, _SHORTS)
             store(builder, narrow, builder.add(target, builder.lshr(place, ir.Constant(I64, 1))), align=2)
         else:
             store(builder, builder.shl(upper, ir.Constant(INTS, [16] * LANES)), builder.add(target, place))
@@ -173,11 +164,70 @@ def _round(builder: ir.IRBuilder, row: ir.Value, target: ir.Value, blocks: ir.Va
     loop(builder, blocks, None, body)
 
 
-@emitted(types.void, types.int64, types.int64, types.float32)
-def exp_row(builder: ir.IRBuilder, row: ir.Value, blocks: ir.Value, highest: ir.Value) -> None:
-    """row[i] = exp(row[i] - highest), in place."""
-    base = splat(builder, highest, FLOATS)
-    _map(builder, row, row, blocks, lambda vector, _: vector_exp(builder, builder.fsub(vector, base)))
+@emitted(types.int64, types.int64, types.int64, types.float32)
+def exp_row(builder: ir.IRBuilder, row: ir.Value, blocks: ir.Value, highest: ir.Value) -> ir.Value:
+    """row[i] = exp(row[i] - highest), in place, for entries up to `highest`. Returns the sum in units of 2^-EXP_BITS,
+    to which every entry is rounded. A sum of integers does not depend on the order of the entries."""
+    base, unit = splat(builder, highest, FLOATS), constant(2.0**EXP_BITS)
+
+    def add_exp(place: ir.Value, total: ir.Value | None) -> ir.Value:
+        address = builder.add(row, place)
+        vector = vector_exp(builder, builder.fsub(load(builder, address, FLOATS), base))
+        store(builder, vector, address)
+        return builder.add(total, builder.sext(_rounded(builder, builder.fmul(vector, unit)), _LONGS))
+
+    return reduce(builder, loop(builder, blocks, ir.Constant(_LONGS, [0] * LANES), add_exp), builder.add)
+
+
+@emitted(types.float32, types.int64, types.int64, types.int64)
+def scale_weights(builder: ir.IRBuilder, row: ir.Value, scales: ir.Value, blocks: ir.Value) -> ir.Value:
+    """row[i] *= scales[i] for entries of at least 0, in place. 0 stays 0, also where the scale is NaN. Returns the
+    largest entry, which is at least 0."""
+    join = maximum(builder)
+
+    def scale(place: ir.Value, best: ir.Value | None) -> ir.Value:
+        address = builder.add(row, place)
+        vector = load(builder, address, FLOATS)
+        product = builder.fmul(vector, load(builder, builder.add(scales, place), FLOATS))
+        product = builder.select(builder.fcmp_ordered(">", vector, constant(0.0)), product, constant(0.0))
+        store(builder, product, address)
+        return join(best, product)
+
+    return reduce(builder, loop(builder, blocks, constant(0.0), scale), join)
+
+
+@emitted(types.int64, types.int64, types.float32, types.int64, types.int64)
+def shorten_row(builder: ir.IRBuilder, row: ir.Value, factor: ir.Value, target: ir.Value, blocks: ir.Value) -> ir.Value:
+    """target[i] = round(row[i] * factor) as int16. The target may begin where the row does. Returns the sum."""
+    factors = splat(builder, factor, FLOATS)
+
+    def body(place: ir.Value, total: ir.Value | None) -> ir.Value:
+        rounded = _rounded(builder, builder.fmul(load(builder, builder.add(row, place), FLOATS), factors))
+        half = builder.lshr(place, ir.Constant(I64, 1))
+        store(builder, builder.trunc(rounded, _SHORTS), builder.add(target, half), align=2)
+        return builder.add(total, rounded)
+
+    total = reduce(builder, loop(builder, blocks, ir.Constant(INTS, [0] * LANES), body), builder.add)
+    return builder.sext(total, I64)
+
+
+@emitted(types.void, types.int64, types.int64, types.int64)
+def shift_row(builder: ir.IRBuilder, row: ir.Value, shift: ir.Value, blocks: ir.Value) -> None:
+    """row[i] = round(row[i] / 2^shift), in place, for int16 of at least 0. shift: 1 to 15."""
+    shifts = splat(builder, builder.trunc(shift, _SHORTS.element), _SHORTS)
+    halves = builder.lshr(builder.shl(ir.Constant(_SHORTS, [1] * LANES), shifts), ir.Constant(_SHORTS, [1] * LANES))
+
+    def body(place: ir.Value, _: ir.Value | None) -> None:
+        address = builder.add(row, builder.lshr(place, ir.Constant(I64, 1)))
+        sums = builder.add(load(builder, address, _SHORTS), halves)
+        store(builder, builder.lshr(sums, shifts), address, align=2)
+
+    loop(builder, blocks, None, body)
+
+
+def _rounded(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """The nearest int32 in every lane, ties to even."""
+    return builder.fptosi(call(builder, "llvm.rint.v16f32", FLOATS, [vector]), INTS)
 
 
 @emitted(types.void, types.int64, types.int64, types.int64, types.int64)
@@ -204,11 +254,10 @@ def store_float(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> No
     store(builder, value, address)
 
 
-@emitted(types.void, types.int64, types.float32)
-def store_bf16(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
-    """Write one float32 as bfloat16, rounded to the nearest, ties to even."""
-    upper = rounded_upper(builder, builder.bitcast(value, I32))
-    store(builder, builder.trunc(upper, ir.IntType(16)), address, align=2)
+@emitted(types.void, types.int64, types.int64)
+def store_short(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
+    """Write one int16."""
+    store(builder, builder.trunc(value, _SHORTS.element), address, align=2)
 
 
 @emitted(types.CPointer(types.float32), types.int64)

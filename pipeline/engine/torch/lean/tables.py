@@ -28,12 +28,13 @@ FLOAT32, INT8, BFLOAT16 = range(3)
     NUM_KV_HEADS,
     HEAD_DIM,
     INTERMEDIATE,
+    NUM_ONES,
     FINAL_NORM,
     NUM_ROWS,
     NUM_WANTED,
     MATRICES_ONLY,
     NUM_SIZES,
-) = range(13)
+) = range(14)
 # Columns of `matrices`: one row for each of QKV, OUTPUT, GATE_UP and DOWN of every layer, then the output layer.
 WEIGHT, NUM_BLOCKS, BLOCK_BYTES, STEPS, START, SCALE, BIAS, NUM_FIELDS = range(8)
 QKV, OUTPUT, GATE_UP, DOWN, NUM_MATRICES = range(5)
@@ -41,10 +42,19 @@ QKV, OUTPUT, GATE_UP, DOWN, NUM_MATRICES = range(5)
 INPUT_NORM, POST_NORM, Q_NORM, K_NORM, NUM_NORMS = range(5)
 # Rows of `buffers`, each (address, bytes per row). The row NONE stays 0: no buffer.
 X, H, BYTES, ROW_SCALE, QKV_OUT, ATTENDED, GATE_UP_OUT, GATED, GATED_BYTES, LOGITS, MAXIMA, ZEROS, NONE = range(13)
-# `cache`: one row for keys and one for values. Columns: address, bytes of an entry, and the strides in bytes of layers,
-# slots, key heads, and blocks of 16 places (keys) or dims (values).
-KEYS, VALUES = range(2)
-CACHE_ADDRESS, CACHE_ENTRY, CACHE_LAYER, CACHE_SLOT, CACHE_HEAD, CACHE_BLOCK, NUM_CACHE_FIELDS = range(7)
+# `cache`: one row for keys, for values, and for the scales of each. Columns: address, bytes of an entry, largest
+# integer, and the strides in bytes of layers, slots, key heads, and blocks of 16 places (keys) or dims (values).
+KEYS, VALUES, KEY_SCALES, VALUE_SCALES = range(4)
+(
+    CACHE_ADDRESS,
+    CACHE_ENTRY,
+    CACHE_RANGE,
+    CACHE_LAYER,
+    CACHE_SLOT,
+    CACHE_HEAD,
+    CACHE_BLOCK,
+    NUM_CACHE_FIELDS,
+) = range(8)
 # Columns of `rows`. A run is a part of a path whose rows are consecutive: the parent of a row is the row before it.
 # ROW_RUN is the first row of the run that ends with this row, ROW_ABOVE the parent of that first row (-1: the cached
 # context). Both count rows within a segment.

@@ -5,9 +5,10 @@ rows. A weight is stored in blocks of 16 columns; a step of a block is 64 bytes:
 
     float32    [block, input, 16 columns]
     bfloat16   [block, input / 2, 16 columns, 2 inputs]     rows: bfloat16
+    int16      [block, input / 2, 16 columns, 2 inputs]     rows: int16
     int8       [block, input / 4, 16 columns, 4 inputs]     rows: bytes with zero point ZERO_POINT
 
-A step of a row is 4 bytes in all three, but 8 in bfloat16 without AVX512_BF16.
+A step of a row is 4 bytes in all of them, but 8 in bfloat16 without AVX512_BF16.
 
 bfloat16 products are exact in float32, in which they are summed, the second input of a step before the first, as
 AVX512_BF16 does it. Processors without it read rows of bfloat16 numbers stored as float32, and widen the weights. Their
@@ -16,6 +17,8 @@ sums have the same bits except where a number is below 2^-126, which AVX512_BF16
 int8 sums are exact on every CPU. VNNI sums four products of an unsigned and a signed byte in int32; the initial sums
 cancel the row's zero point. AVX2 sums two such products in int16 with saturation, which magnitudes of at most 128 and
 127 do not reach; so the sign of the row moves to the weight (as in llama.cpp). Other processors widen bytes to int32.
+
+int16 sums are int32, too. The caller keeps them below 2^31.
 
 Each tile prefetches weights that its thread needs next.
 """
@@ -62,10 +65,13 @@ _LOCALITY = 0 if _PROCESSOR == "znver5" else 2
 MAX_ROWS, MAX_BLOCKS = (8, 3) if _WIDE else (4, 1)
 
 _BYTES = ir.VectorType(I8, 4 * LANES)
+_SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
 _HALF_BYTES = ir.VectorType(I8, 2 * LANES)
 _HALF_SHORTS = ir.VectorType(ir.IntType(16), LANES)
 _HALF_INTS = ir.VectorType(I32, LANES // 2)
 _SUM = "llvm.x86.avx512.vpdpbusd.512"
+# The sums do not reach the limit of this instruction. LLVM 20 replaces the one without a limit by two in large tiles.
+_SHORT_SUM = "llvm.x86.avx512.vpdpwssds.512"
 _NUM_ARGUMENTS = 18
 
 # (builder, partial sum, a step of the row as int32, vector of the weight as ints) -> new sum
@@ -109,25 +115,49 @@ def _vnni_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], we
 def _avx2_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
     row = builder.bitcast(splat(builder, entry[0], _HALF_INTS), _HALF_BYTES)
     magnitude = call(builder, "llvm.abs.v32i8", _HALF_BYTES, [row, ir.Constant(ir.IntType(1), 0)])
-    ones, undefined = ir.Constant(_HALF_SHORTS, [1] * LANES), ir.Constant(INTS, ir.Undefined)
+    ones = ir.Constant(_HALF_SHORTS, [1] * LANES)
     sums = []
-    for first in (0, LANES // 2):
-        places = ir.Constant(_HALF_INTS, list(range(first, first + LANES // 2)))
-        half = builder.bitcast(builder.shuffle_vector(weight, undefined, places), _HALF_BYTES)
-        signed = call(builder, "llvm.x86.avx2.psign.b", _HALF_BYTES, [half, row])
+    for part in _halves(builder, weight):
+        signed = call(builder, "llvm.x86.avx2.psign.b", _HALF_BYTES, [builder.bitcast(part, _HALF_BYTES), row])
         pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", _HALF_SHORTS, [magnitude, signed])
         sums.append(call(builder, "llvm.x86.avx2.pmadd.wd", _HALF_INTS, [pairs, ones]))
     return builder.add(total, builder.shuffle_vector(*sums, ir.Constant(INTS, list(range(LANES)))))
 
 
-def _plain_int8_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
-    factors = [builder.bitcast(vector, _BYTES) for vector in (splat(builder, entry[0], INTS), weight)]
-    undefined = ir.Constant(_BYTES, ir.Undefined)
-    for place in range(4):
-        places = ir.Constant(INTS, [4 * lane + place for lane in range(LANES)])
-        row, column = (builder.sext(builder.shuffle_vector(factor, undefined, places), INTS) for factor in factors)
-        total = builder.add(total, builder.mul(row, column))
-    return total
+def _plain_step(kind: ir.VectorType) -> Step:
+    """Widens the integers of a step, which are elements of `kind`, to int32."""
+    parts = kind.count // LANES
+
+    def step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
+        factors = [builder.bitcast(vector, kind) for vector in (splat(builder, entry[0], INTS), weight)]
+        undefined = ir.Constant(kind, ir.Undefined)
+        for part in range(parts):
+            places = ir.Constant(INTS, [parts * lane + part for lane in range(LANES)])
+            row, column = (builder.sext(builder.shuffle_vector(factor, undefined, places), INTS) for factor in factors)
+            total = builder.add(total, builder.mul(row, column))
+        return total
+
+    return step
+
+
+def _vnni_short_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
+    return call(builder, _SHORT_SUM, INTS, [total, splat(builder, entry[0], INTS), weight])
+
+
+def _avx2_short_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
+    row = builder.bitcast(splat(builder, entry[0], _HALF_INTS), _HALF_SHORTS)
+    sums = [
+        call(builder, "llvm.x86.avx2.pmadd.wd", _HALF_INTS, [row, builder.bitcast(half, _HALF_SHORTS)])
+        for half in _halves(builder, weight)
+    ]
+    return builder.add(total, builder.shuffle_vector(*sums, ir.Constant(INTS, list(range(LANES)))))
+
+
+def _halves(builder: ir.IRBuilder, vector: ir.Value) -> list[ir.Value]:
+    """The two halves of a vector of ints."""
+    undefined = ir.Constant(INTS, ir.Undefined)
+    numbers = [list(range(first, first + LANES // 2)) for first in (0, LANES // 2)]
+    return [builder.shuffle_vector(vector, undefined, ir.Constant(_HALF_INTS, half)) for half in numbers]
 
 
 def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: int, blocks: int) -> None:
@@ -230,5 +260,9 @@ widening_tile = _callable(_Kind("lean_widening_tile", _widening_step, integer=Fa
 bfloat16_tile = bf16_tile if HAS_BF16 else widening_tile
 vnni_tile = _callable(_Kind("lean_vnni_tile", _vnni_step, integer=True, from_start=True))
 avx2_tile = _callable(_Kind("lean_avx2_tile", _avx2_step, integer=True))
-plain_int8_tile = _callable(_Kind("lean_int8_tile", _plain_int8_step, integer=True))
+plain_int8_tile = _callable(_Kind("lean_int8_tile", _plain_step(_BYTES), integer=True))
 int8_tile = vnni_tile if HAS_VNNI else avx2_tile if HAS_AVX2 else plain_int8_tile
+vnni_int16_tile = _callable(_Kind("lean_vnni_int16_tile", _vnni_short_step, integer=True))
+avx2_int16_tile = _callable(_Kind("lean_avx2_int16_tile", _avx2_short_step, integer=True))
+plain_int16_tile = _callable(_Kind("lean_int16_tile", _plain_step(_SHORTS), integer=True))
+int16_tile = vnni_int16_tile if HAS_VNNI else avx2_int16_tile if HAS_AVX2 else plain_int16_tile

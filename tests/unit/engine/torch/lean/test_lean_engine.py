@@ -16,6 +16,7 @@ from transformers.masking_utils import sdpa_mask
 
 from pipeline.decoding.tree import chain
 from pipeline.engine.contract import VerifyItem
+from pipeline.engine.torch.lean.attention import max_integers
 from pipeline.engine.torch.lean.layout import load_model, save_lean
 from pipeline.engine.torch.lean.plan import read_plan
 from pipeline.engine.torch.lean.weights import map_weights
@@ -67,7 +68,13 @@ def as_bfloat16(model: PreTrainedModel) -> PreTrainedModel:
     return with_layers(model, RoundedRows)
 
 
-def rounded_attention(
+def quantized(entries: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row in integers up to `largest`, and the value of 1."""
+    scale = entries.abs().amax(-1, keepdim=True) / largest
+    return torch.round(entries / scale).double(), scale
+
+
+def short_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -76,24 +83,28 @@ def rounded_attention(
     scaling: float,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The definition of attention in 16 bit: queries, keys, values and weights are rounded to bfloat16, products and
-    sums are not."""
+    """The definition of attention in 16 bit: queries, keys, values and weights are integers with scales."""
     group = query.shape[1] // key.shape[1]
-    left, right, values = (entry.bfloat16().double() for entry in (query * scaling, key, value))
-    scores = (left @ right.repeat_interleave(group, 1).transpose(2, 3)).masked_fill(~attention_mask, -torch.inf)
-    weights = (scores - scores.amax(-1, keepdim=True)).exp().bfloat16().double()
-    result = weights @ values.repeat_interleave(group, 1) / weights.sum(-1, keepdim=True)
+    integers, values_integers = max_integers(query.shape[3])
+    left, left_scale = quantized(query * scaling, integers)
+    right, right_scale = quantized(key.repeat_interleave(group, 1), integers)
+    values, value_scale = quantized(value.repeat_interleave(group, 1), values_integers)
+    scores = (left @ right.transpose(2, 3)) * left_scale * right_scale.transpose(2, 3)
+    weights = scores.masked_fill(~attention_mask, -torch.inf).softmax(-1)
+    scaled, one = quantized(weights * value_scale.transpose(2, 3), 32767)
+    unit = torch.exp2((torch.log2(scaled.sum(-1, keepdim=True)).floor() - 18).clamp(min=0))
+    result = ((scaled / unit + 0.5).floor() @ values) * (one * unit)
     return result.transpose(1, 2).to(query.dtype), None
 
 
-AttentionInterface.register("rounded attention", rounded_attention)
+AttentionInterface.register("short attention", short_attention)
 AttentionMaskInterface.register(
-    "rounded attention", lambda **options: sdpa_mask(**options | {"allow_is_causal_skip": False})
+    "short attention", lambda **options: sdpa_mask(**options | {"allow_is_causal_skip": False})
 )
 
 
 def with_layers(model: PreTrainedModel, kind: type[torch.nn.Module]) -> PreTrainedModel:
-    model.set_attn_implementation("rounded attention")
+    model.set_attn_implementation("short attention")
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is torch.nn.Linear:
