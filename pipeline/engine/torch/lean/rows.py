@@ -21,6 +21,7 @@ from pipeline.engine.torch.lean.vectors import (
     I64,
     INTS,
     LANES,
+    LARGEST,
     absolute,
     call,
     constant,
@@ -30,6 +31,7 @@ from pipeline.engine.torch.lean.vectors import (
     prefetch,
     reduce,
     rough_exp,
+    rounded,
     rounded_upper,
     splat,
     store,
@@ -127,8 +129,8 @@ def quantize_row(builder: ir.IRBuilder, row: ir.Value, factor: ir.Value, target:
     factors = splat(builder, factor, FLOATS)
 
     def body(place: ir.Value, _: ir.Value | None) -> None:
-        rounded = _rounded(builder, builder.fmul(load(builder, builder.add(row, place), FLOATS), factors))
-        shifted = builder.add(rounded, ir.Constant(INTS, [ZERO_POINT] * LANES))
+        integers = rounded(builder, builder.fmul(load(builder, builder.add(row, place), FLOATS), factors))
+        shifted = builder.add(integers, ir.Constant(INTS, [ZERO_POINT] * LANES))
         quarter = builder.lshr(place, ir.Constant(I64, 2))
         store(builder, builder.trunc(shifted, ir.VectorType(I8, LANES)), builder.add(target, quarter), align=1)
 
@@ -166,15 +168,15 @@ def round_row(builder: ir.IRBuilder, row: ir.Value, target: ir.Value, blocks: ir
 
 @emitted(types.int64, types.int64, types.int64, types.float32)
 def exp_row(builder: ir.IRBuilder, row: ir.Value, blocks: ir.Value, highest: ir.Value) -> ir.Value:
-    """row[i] = exp(row[i] - highest), in place, for entries up to `highest`. Returns the sum in units of 2^-EXP_BITS,
-    to which every entry is rounded. A sum of integers does not depend on the order of the entries."""
+    """row[i] = exp(row[i] - highest), in place, for entries up to `highest`. Returns the sum in units of 2^-EXP_BITS;
+    every entry is rounded down. A sum of integers does not depend on the order of the entries."""
     base, unit = splat(builder, highest, FLOATS), constant(2.0**EXP_BITS)
 
     def add_exp(place: ir.Value, total: ir.Value | None) -> ir.Value:
         address = builder.add(row, place)
         vector = vector_exp(builder, builder.fsub(load(builder, address, FLOATS), base))
         store(builder, vector, address)
-        return builder.add(total, builder.sext(_rounded(builder, builder.fmul(vector, unit)), _LONGS))
+        return builder.add(total, builder.sext(builder.fptosi(builder.fmul(vector, unit), INTS), _LONGS))
 
     return reduce(builder, loop(builder, blocks, ir.Constant(_LONGS, [0] * LANES), add_exp), builder.add)
 
@@ -202,10 +204,10 @@ def shorten_row(builder: ir.IRBuilder, row: ir.Value, factor: ir.Value, target: 
     factors = splat(builder, factor, FLOATS)
 
     def body(place: ir.Value, total: ir.Value | None) -> ir.Value:
-        rounded = _rounded(builder, builder.fmul(load(builder, builder.add(row, place), FLOATS), factors))
+        integers = rounded(builder, builder.fmul(load(builder, builder.add(row, place), FLOATS), factors))
         half = builder.lshr(place, ir.Constant(I64, 1))
-        store(builder, builder.trunc(rounded, _SHORTS), builder.add(target, half), align=2)
-        return builder.add(total, rounded)
+        store(builder, builder.trunc(integers, _SHORTS), builder.add(target, half), align=2)
+        return builder.add(total, integers)
 
     total = reduce(builder, loop(builder, blocks, ir.Constant(INTS, [0] * LANES), body), builder.add)
     return builder.sext(total, I64)
@@ -225,17 +227,13 @@ def shift_row(builder: ir.IRBuilder, row: ir.Value, shift: ir.Value, blocks: ir.
     loop(builder, blocks, None, body)
 
 
-def _rounded(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
-    """The nearest int32 in every lane, ties to even."""
-    return builder.fptosi(call(builder, "llvm.rint.v16f32", FLOATS, [vector]), INTS)
-
-
 @emitted(types.void, types.int64, types.int64, types.int64, types.int64)
 def gate_row(builder: ir.IRBuilder, gate: ir.Value, up: ir.Value, target: ir.Value, blocks: ir.Value) -> None:
     """target[i] = silu(gate[i]) * up[i]."""
 
     def gated(vector: ir.Value, place: ir.Value) -> ir.Value:
         negative = builder.fsub(constant(0.0), vector)
+        negative = builder.select(builder.fcmp_ordered(">", negative, constant(LARGEST)), constant(LARGEST), negative)
         silu = builder.fdiv(vector, builder.fadd(constant(1.0), vector_exp(builder, negative)))
         return builder.fmul(silu, load(builder, builder.add(up, place), FLOATS))
 

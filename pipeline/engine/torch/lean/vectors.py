@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
@@ -28,11 +28,13 @@ PAIRS = ir.VectorType(_BFloat16(), 2 * LANES)
 _LOG2_E = 1.4426950408889634
 # ln 2 in two parts. The high part has few digits, so that n * high is exact in float32.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+# A float32 between 2^23 and 2^24 has no bits after the binary point. So _MAGIC plus a number below 2^22 is rounded to
+# an integer, ties to even. The bits of the sum are _MAGIC_BITS plus the rounded number.
+_MAGIC, _MAGIC_BITS = 1.5 * 2**23, 0x4B400000
 # exp counts as 0 below _SMALLEST. exp(88) is still a normal float32.
-_SMALLEST, _LARGEST = -87.0, 88.0
-# exp(r) for |r| <= ln(2) / 2: Taylor coefficients from the seventh power down. The error is below half a unit in the
-# last place.
-_EXP = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)
+_SMALLEST, LARGEST = -87.0, 88.0
+# exp(r) for |r| <= ln(2) / 2: minimax coefficients from the sixth power down. The relative error is below 7e-8.
+_EXP = (0.0013941312, 0.0083688246, 0.04166636, 0.1666652, 0.5, 1.0, 1.0)
 # 2^f for |f| <= 1/2: minimax coefficients from the third power down, with a relative error below 8e-5.
 _ROUGH_EXP2 = (0.05517098, 0.2426097, 0.69326097, 0.99992816)
 
@@ -90,18 +92,23 @@ def constant(value: float) -> ir.Constant:
     return ir.Constant(FLOATS, [value] * LANES)
 
 
+def rounded(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """The nearest integer in every lane, ties to even, for magnitudes below 2^22."""
+    bits = builder.bitcast(builder.fadd(vector, constant(_MAGIC)), INTS)
+    return builder.sub(bits, ir.Constant(INTS, [_MAGIC_BITS] * LANES))
+
+
 def vector_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """exp in every lane. Exactly 0 below `_SMALLEST`, also for -inf; arguments are limited to `_LARGEST`."""
+    """exp in every lane, for x up to `LARGEST`. Exactly 0 below `_SMALLEST`, also for -inf."""
     is_zero = builder.fcmp_ordered("<", x, constant(_SMALLEST))
     x = builder.select(is_zero, constant(_SMALLEST), x)
-    x = builder.select(builder.fcmp_ordered(">", x, constant(_LARGEST)), constant(_LARGEST), x)
-    power = call(builder, "llvm.rint.v16f32", FLOATS, [builder.fmul(x, constant(_LOG2_E))])
-    rest = builder.fsub(x, builder.fmul(power, constant(_LN2_HIGH)))
-    rest = builder.fsub(rest, builder.fmul(power, constant(_LN2_LOW)))
-    value: ir.Value = constant(_EXP[0])
-    for coefficient in _EXP[1:]:
-        value = call(builder, "llvm.fma.v16f32", FLOATS, [value, rest, constant(coefficient)])
-    return builder.select(is_zero, constant(0.0), _times_power_of_two(builder, value, power))
+    shifted = call(builder, "llvm.fma.v16f32", FLOATS, [x, constant(_LOG2_E), constant(_MAGIC)])
+    power = builder.fsub(shifted, constant(_MAGIC))
+    rest = x
+    for part in (_LN2_HIGH, _LN2_LOW):
+        rest = call(builder, "llvm.fma.v16f32", FLOATS, [power, constant(-part), rest])
+    value = _polynomial(builder, _EXP, rest)
+    return builder.select(is_zero, constant(0.0), _times_power_of_two(builder, value, shifted))
 
 
 def rough_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
@@ -109,12 +116,9 @@ def rough_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     of `vector_exp`."""
     x = builder.select(builder.fcmp_ordered("<", x, constant(_SMALLEST)), constant(_SMALLEST), x)
     exponent = builder.fmul(x, constant(_LOG2_E))
-    power = call(builder, "llvm.rint.v16f32", FLOATS, [exponent])
-    rest = builder.fsub(exponent, power)
-    value: ir.Value = constant(_ROUGH_EXP2[0])
-    for coefficient in _ROUGH_EXP2[1:]:
-        value = call(builder, "llvm.fma.v16f32", FLOATS, [value, rest, constant(coefficient)])
-    return _times_power_of_two(builder, value, power)
+    shifted = builder.fadd(exponent, constant(_MAGIC))
+    rest = builder.fsub(exponent, builder.fsub(shifted, constant(_MAGIC)))
+    return _times_power_of_two(builder, _polynomial(builder, _ROUGH_EXP2, rest), shifted)
 
 
 def rounded_upper(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
@@ -128,10 +132,18 @@ def rounded_upper(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
     return builder.lshr(builder.add(builder.add(bits, constant(0x7FFF)), is_odd), constant(16))
 
 
-def _times_power_of_two(builder: ir.IRBuilder, value: ir.Value, power: ir.Value) -> ir.Value:
-    """value * 2^power for integral powers, by addition to the exponent's bits."""
-    shifted = builder.shl(builder.fptosi(power, INTS), ir.Constant(INTS, [23] * LANES))
-    return builder.bitcast(builder.add(builder.bitcast(value, INTS), shifted), FLOATS)
+def _polynomial(builder: ir.IRBuilder, coefficients: Sequence[float], x: ir.Value) -> ir.Value:
+    """Value of a polynomial in every lane. coefficients: from the highest power down."""
+    value: ir.Value = constant(coefficients[0])
+    for coefficient in coefficients[1:]:
+        value = call(builder, "llvm.fma.v16f32", FLOATS, [value, x, constant(coefficient)])
+    return value
+
+
+def _times_power_of_two(builder: ir.IRBuilder, value: ir.Value, shifted: ir.Value) -> ir.Value:
+    """value * 2^n, by addition of n to the exponent's bits. shifted: n + _MAGIC, whose bits end with those of n."""
+    exponents = builder.shl(builder.bitcast(shifted, INTS), ir.Constant(INTS, [23] * LANES))
+    return builder.bitcast(builder.add(builder.bitcast(value, INTS), exponents), FLOATS)
 
 
 def loop(

@@ -6,15 +6,25 @@ import numpy as np
 import torch
 
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.rows import exp_row, gate_row, quantize_row, round_row, sum_of_exp, sum_of_squares
+from pipeline.engine.torch.lean.rows import (
+    EXP_BITS,
+    exp_row,
+    gate_row,
+    quantize_row,
+    round_row,
+    scale_weights,
+    shift_row,
+    shorten_row,
+    sum_of_exp,
+    sum_of_squares,
+)
 from pipeline.engine.torch.lean.tiles import HAS_BF16, ZERO_POINT
 
 
 @kernel
-def exponentials(row: np.ndarray, highest: float) -> float:
+def exponentials(row: np.ndarray, highest: float) -> tuple[float, int]:
     total = sum_of_exp(row.ctypes.data, len(row) // 16, highest)
-    exp_row(row.ctypes.data, len(row) // 16, highest)
-    return total
+    return total, exp_row(row.ctypes.data, len(row) // 16, highest)
 
 
 @kernel
@@ -33,6 +43,21 @@ def rounded(row: np.ndarray, result: np.ndarray) -> None:
 
 
 @kernel
+def weighed(row: np.ndarray, scales: np.ndarray) -> float:
+    return scale_weights(row.ctypes.data, scales.ctypes.data, len(row) // 16)
+
+
+@kernel
+def shortened(row: np.ndarray, factor: float) -> int:
+    return shorten_row(row.ctypes.data, factor, row.ctypes.data, len(row) // 16)
+
+
+@kernel
+def shift(row: np.ndarray, amount: int) -> None:
+    shift_row(row.ctypes.data, amount, len(row) // 16)
+
+
+@kernel
 def squares(row: np.ndarray) -> float:
     return sum_of_squares(row.ctypes.data, len(row) // 16)
 
@@ -41,10 +66,41 @@ def test_exp_is_right_to_the_last_place_and_0_where_nothing_is_seen() -> None:
     row = np.concatenate([np.linspace(-86, 3, 2000), [-np.inf, -1000.0] * 8]).astype(np.float32)
     difference = row - np.float32(3)
     expected = np.where(difference < -87, 0, np.exp(difference.astype(np.float64)))
-    total = exponentials(row, np.float32(3))
+    total, units = exponentials(row, np.float32(3))
     np.testing.assert_allclose(row, expected, rtol=2e-7)
     assert not row[2000:].any()
     np.testing.assert_allclose(total, expected.sum(), rtol=1e-4)
+    assert units == np.floor(row.astype(np.float64) * 2**EXP_BITS).sum()
+
+
+def test_sums_of_exponentials_do_not_depend_on_the_order() -> None:
+    random = np.random.default_rng(0)
+    row = random.normal(0, 4, 8192).astype(np.float32)
+    highest = row.max()
+    found = {exponentials(random.permutation(row), highest)[1] for _ in range(5)}
+    assert len(found) == 1
+    exact = np.exp(row.astype(np.float64) - highest).sum()
+    np.testing.assert_allclose(found.pop() / 2**EXP_BITS, exact, rtol=1e-6)
+
+
+def test_weights_are_scaled_and_made_integers() -> None:
+    random = np.random.default_rng(0)
+    row, scales = random.random(96, np.float32), random.random(96, np.float32)
+    row[5], row[6], scales[6], row[7:9], scales[8] = 0, 0, np.nan, 0, np.inf
+    expected = np.where(row > 0, row * np.nan_to_num(scales, posinf=0), np.float32(0))
+    highest = weighed(row, scales)
+    np.testing.assert_array_equal(row, expected)
+    assert highest == expected.max()
+    factor = np.float32(32767) / highest
+    integers = np.rint(expected * factor).astype(np.int64)
+    assert integers.max() == 32767
+    assert shortened(row, factor) == integers.sum()
+    shorts = row.view(np.int16)[:96]  # they begin where the row did
+    np.testing.assert_array_equal(shorts, integers)
+    for amount in (1, 4, 15):
+        again = np.concatenate([integers, [0] * 96]).astype(np.int16)
+        shift(again[:96], amount)
+        np.testing.assert_array_equal(again[:96], np.floor(integers / 2**amount + 0.5))
 
 
 def test_gates_squares_and_quantized_rows() -> None:
