@@ -39,6 +39,7 @@ from pipeline.engine.torch.lean.rows import (
     mask_end,
     scale_weights,
     shift_row,
+    short_pointer,
     shorten_row,
     store_float,
 )
@@ -166,12 +167,7 @@ def _attend_task(
             target = left + number * width
             _scale(source + 4 * dim * query, scale, target, dim)
             if is_short:
-                entries = carray(float_pointer(target), LANES * blocks)
-                for index in range(dim, LANES * blocks):
-                    entries[index] = 0
-                magnitude = largest_magnitude(target, blocks)
-                shorten_row(target, inverse_scale(magnitude, integers), target, blocks)
-                store_float(scales + 4 * number, magnitude / np.float32(integers))
+                store_float(scales + 4 * number, shorten(target, dim, integers, target))
     # The rows attend only to places begin .. end - 1; begin is a multiple of 16.
     end = cached + last
     begin = 0
@@ -213,7 +209,25 @@ def _attend_task(
 
 
 @kernel
-def inverse_scale(magnitude: np.float32, integers: int) -> np.float32:
+def shorten(source: int, count: int, integers: int, target: int) -> np.float32:
+    """Write a row of `count` floats as integers of int16 up to `integers`. Returns their scale. The target may begin
+    where the source does."""
+    whole = count // LANES
+    entries, results = carray(float_pointer(source), count), carray(short_pointer(target), count)
+    magnitude: np.float32 = largest_magnitude(source, whole) if whole else np.float32(0)
+    for index in range(LANES * whole, count):
+        magnitude = max(magnitude, abs(entries[index]))
+    factor = _inverse_scale(magnitude, integers)
+    if whole:
+        shorten_row(source, factor, target, whole)
+    for index in range(LANES * whole, count):
+        results[index] = np.rint(entries[index] * factor)
+    scale: np.float32 = magnitude / np.float32(integers)
+    return scale
+
+
+@kernel
+def _inverse_scale(magnitude: np.float32, integers: int) -> np.float32:
     """Factor that makes the largest entry of a row the largest integer; 0 for a row of zeros, or so small that the
     factor would not be finite."""
     factor: np.float32 = np.float32(integers) / magnitude if magnitude > _LEAST_MAGNITUDE else np.float32(0)
@@ -224,7 +238,7 @@ def inverse_scale(magnitude: np.float32, integers: int) -> np.float32:
 def _quantize_weights(line: int, scales: int, num_blocks: int) -> np.float32:
     """Multiply the weights of a query by the scales of the values, and make them int16. Returns the value of 1."""
     highest = scale_weights(line, scales, num_blocks)
-    total = shorten_row(line, inverse_scale(highest, _MAX_WEIGHT), line, num_blocks)
+    total = shorten_row(line, _inverse_scale(highest, _MAX_WEIGHT), line, num_blocks)
     shift = 0
     while total >> shift >= _WEIGHT_SUM:
         shift += 1

@@ -11,16 +11,10 @@ import numpy.typing as npt
 from numba import carray
 
 from pipeline.engine.torch.lean import tables
-from pipeline.engine.torch.lean.attention import address_of, inverse_scale
+from pipeline.engine.torch.lean.attention import address_of, shorten
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.phases import norm
-from pipeline.engine.torch.lean.rows import (
-    float_pointer,
-    largest_magnitude,
-    prefetch_to_write,
-    store_float,
-    store_short,
-)
+from pipeline.engine.torch.lean.rows import float_pointer, prefetch_to_write, short_pointer, store_float
 from pipeline.engine.torch.lean.tables import Floats, Longs
 from pipeline.engine.torch.lean.thread_team import PHASE_BYTES, work_units
 from pipeline.engine.torch.lean.vectors import LANES
@@ -52,6 +46,7 @@ def rotate_rows(
         slot, position, place = rows[row, tables.ROW_SLOT], rows[row, tables.ROW_POSITION], rows[row, tables.ROW_PLACE]
         prefetch_keys(cache[tables.KEYS], layer, slot, num_kv_heads, dim, place)
         cosine, sine = rotation[0, position], rotation[1, position]
+        spare = buffers[tables.ATTENDED, 0] + row * buffers[tables.ATTENDED, 1]
         for head in range(num_heads + num_kv_heads):
             start = address + 4 * dim * head
             weight = norms[tables.Q_NORM] if head < num_heads else norms[tables.K_NORM]
@@ -60,8 +55,8 @@ def rotate_rows(
             rotate(start, cosine, sine, dim // 2)
         first = address + 4 * dim * num_heads
         for head in range(num_kv_heads):
-            write_key(cache, layer, slot, head, place, first + 4 * dim * head, dim)
-            write_value(cache, layer, slot, head, place, first + 4 * dim * (num_kv_heads + head), dim)
+            write_key(cache, layer, slot, head, place, first + 4 * dim * head, dim, spare)
+            write_value(cache, layer, slot, head, place, first + 4 * dim * (num_kv_heads + head), dim, spare)
     return counter + PHASE_BYTES
 
 
@@ -85,55 +80,38 @@ def prefetch_keys(cache: Longs, layer: int, slot: int, num_heads: int, dim: int,
 
 
 @kernel
-def write_key(cache: Longs, layer: int, slot: int, head: int, place: int, source: int, dim: int) -> None:
-    """Write a row of `dim` floats as the key of a place."""
+def write_key(cache: Longs, layer: int, slot: int, head: int, place: int, source: int, dim: int, spare: int) -> None:
+    """Write a row of `dim` floats as the key of a place. spare: address of memory for `dim` integers."""
     table = cache[tables.KEYS]
     target = address_of(table, layer, slot, head) + place // LANES * table[tables.CACHE_BLOCK] + place % LANES * 4
-    entries = carray(float_pointer(source), dim)
+    row, count = source, dim
+    if table[tables.CACHE_ENTRY] == 2:
+        scale = shorten(source, dim, table[tables.CACHE_RANGE], spare)
+        store_float(address_of(cache[tables.KEY_SCALES], layer, slot, head) + 4 * place, scale)
+        row, count = spare, dim // 2  # pairs of integers, as floats
+    entries = carray(float_pointer(row), count)
+    for index in range(count):
+        store_float(target + 4 * LANES * index, entries[index])
+
+
+@kernel
+def write_value(cache: Longs, layer: int, slot: int, head: int, place: int, source: int, dim: int, spare: int) -> None:
+    """Write a row of `dim` floats as the value of a place. spare: address of memory for `dim` integers."""
+    table = cache[tables.VALUES]
+    value, block_bytes = address_of(table, layer, slot, head), table[tables.CACHE_BLOCK]
     if table[tables.CACHE_ENTRY] == 4:
         for index in range(dim):
-            store_float(target + 4 * LANES * index, entries[index])
+            target = value + index // LANES * block_bytes + 4 * (place * LANES + index % LANES)
+            store_float(target, carray(float_pointer(source), dim)[index])
         return
-    factor = _write_scale(table, cache[tables.KEY_SCALES], layer, slot, head, place, source, dim)
-    for index in range(dim):
-        store_short(target + 4 * LANES * (index // 2) + 2 * (index % 2), np.int64(np.rint(entries[index] * factor)))
-
-
-@kernel
-def write_value(cache: Longs, layer: int, slot: int, head: int, place: int, source: int, dim: int) -> None:
-    """Write a row of `dim` floats as the value of a place."""
-    table = cache[tables.VALUES]
-    value = address_of(table, layer, slot, head)
-    factor = np.float32(0)
-    if table[tables.CACHE_ENTRY] == 2:
-        factor = _write_scale(table, cache[tables.VALUE_SCALES], layer, slot, head, place, source, dim)
+    scale = shorten(source, dim, table[tables.CACHE_RANGE], spare)
+    store_float(address_of(cache[tables.VALUE_SCALES], layer, slot, head) + 4 * place, scale)
     for first in range(0, dim, LANES):
+        pairs = value + first // LANES * block_bytes + 4 * LANES * (place // 2)
         count = min(LANES, dim - first)
-        target = value + first // LANES * table[tables.CACHE_BLOCK]
-        entries = carray(float_pointer(source + 4 * first), count)
-        if table[tables.CACHE_ENTRY] == 4:
-            for index in range(count):
-                store_float(target + 4 * LANES * place + 4 * index, entries[index])
-        else:
-            target += 4 * LANES * (place // 2) + 2 * (place % 2)
-            for index in range(count):
-                store_short(target + 4 * index, np.int64(np.rint(entries[index] * factor)))
-
-
-@kernel
-def _write_scale(
-    table: Longs, scales: Longs, layer: int, slot: int, head: int, place: int, source: int, dim: int
-) -> np.float32:
-    """Write the scale of a key or value of `dim` floats. Returns its inverse. table: row of `cache` of the entries."""
-    whole = dim // LANES
-    magnitude: np.float32 = largest_magnitude(source, whole) if whole else np.float32(0)
-    entries = carray(float_pointer(source), dim)
-    for index in range(LANES * whole, dim):
-        magnitude = max(magnitude, abs(entries[index]))
-    integers = table[tables.CACHE_RANGE]
-    store_float(address_of(scales, layer, slot, head) + 4 * place, magnitude / np.float32(integers))
-    factor: np.float32 = inverse_scale(magnitude, integers)
-    return factor
+        integers, targets = carray(short_pointer(spare + 2 * first), count), carray(short_pointer(pairs), 2 * count)
+        for index in range(count):
+            targets[2 * index + place % 2] = integers[index]
 
 
 @kernel

@@ -252,13 +252,13 @@ def store_float(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> No
     store(builder, value, address)
 
 
-@emitted(types.void, types.int64, types.int64)
-def store_short(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
-    """Write one int16."""
-    store(builder, builder.trunc(value, _SHORTS.element), address, align=2)
-
-
 @emitted(types.CPointer(types.float32), types.int64)
 def float_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """The address as a pointer, for `numba.carray`."""
     return builder.inttoptr(address, F32.as_pointer())
+
+
+@emitted(types.CPointer(types.int16), types.int64)
+def short_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """As `float_pointer`, for int16."""
+    return builder.inttoptr(address, _SHORTS.element.as_pointer())
