@@ -1,6 +1,8 @@
-"""Matrix tiles: exact in int8 on every kind of processor, and one order of sums in float32 and in bfloat16."""
+"""Matrix tiles: exact in int8 and int16 on every kind of processor, one order of sums in float32 and in bfloat16."""
 
 from __future__ import annotations
+
+from math import isqrt
 
 import numpy as np
 import pytest
@@ -12,11 +14,14 @@ from pipeline.engine.torch.lean.tiles import (
     MAX_BLOCKS,
     MAX_ROWS,
     ZERO_POINT,
+    avx2_int16_tile,
     avx2_tile,
     bfloat16_tile,
     float32_tile,
     int8_tile,
+    int16_tile,
     plain_int8_tile,
+    plain_int16_tile,
     widening_tile,
 )
 from pipeline.engine.torch.lean.weights import as_float32
@@ -40,6 +45,24 @@ def run_avx2(addresses: np.ndarray, rows: int, blocks: int) -> None:
 def run_plain_int8(addresses: np.ndarray, rows: int, blocks: int) -> None:
     x, w, start, scale, bias, row_scale, base, out = addresses
     plain_int8_tile(x, 64, w, 1024, 64, 16, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+
+
+@kernel
+def run_int16(addresses: np.ndarray, rows: int, blocks: int) -> None:
+    x, w, start, scale, bias, row_scale, base, out = addresses
+    int16_tile(x, 128, w, 2048, 64, 32, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+
+
+@kernel
+def run_avx2_int16(addresses: np.ndarray, rows: int, blocks: int) -> None:
+    x, w, start, scale, bias, row_scale, base, out = addresses
+    avx2_int16_tile(x, 128, w, 2048, 64, 32, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+
+
+@kernel
+def run_plain_int16(addresses: np.ndarray, rows: int, blocks: int) -> None:
+    x, w, start, scale, bias, row_scale, base, out = addresses
+    plain_int16_tile(x, 128, w, 2048, 64, 32, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
 
 
 @kernel
@@ -88,6 +111,32 @@ def test_int8_sums_are_exact(run, extreme: bool) -> None:
         for blocks in (1, MAX_BLOCKS):
             out = np.full((8, 48), np.nan, np.float32)
             run(addresses_of(row_bytes, packed, start, scale, bias, row_scale, base, out), count, blocks)
+            np.testing.assert_array_equal(out[:count, : 16 * blocks], expected[:count, : 16 * blocks])
+            assert np.isnan(out[count:]).all()
+            assert np.isnan(out[:, 16 * blocks :]).all()
+
+
+@pytest.mark.parametrize("run", [run_int16, run_avx2_int16, run_plain_int16], ids=["this CPU", "AVX2", "any CPU"])
+@pytest.mark.parametrize("extreme", [False, True])
+def test_int16_sums_are_exact_up_to_2_to_the_31(run, extreme: bool) -> None:
+    if run is run_avx2_int16 and not HAS_AVX2:
+        pytest.skip("the processor has no AVX2")
+    random = np.random.default_rng(0)
+    most = isqrt((2**31 - 1) // INPUTS)
+    weight, rows = (random.integers(-most, most + 1, (count, INPUTS)).astype(np.int16) for count in (48, 8))
+    if extreme:
+        weight[:], rows[:] = most, most
+        weight[1::2] = -most
+    packed = np.ascontiguousarray(weight.reshape(3, 16, 32, 2).transpose(0, 2, 1, 3))
+    scale, row_scale = random.random(48, np.float32), random.random(8, np.float32)
+    bias, base = random.random(48, np.float32), np.zeros(48, np.float32)
+    sums = rows.astype(np.int64) @ weight.T.astype(np.int64)
+    assert not extreme or abs(sums).min() > 0.99 * 2**31
+    expected = sums.astype(np.float32) * scale * row_scale[:, None] + bias
+    for count in range(1, MAX_ROWS + 1):
+        for blocks in (1, MAX_BLOCKS):
+            out = np.full((8, 48), np.nan, np.float32)
+            run(addresses_of(rows, packed, base, scale, bias, row_scale, base, out), count, blocks)
             np.testing.assert_array_equal(out[:count, : 16 * blocks], expected[:count, : 16 * blocks])
             assert np.isnan(out[count:]).all()
             assert np.isnan(out[:, 16 * blocks :]).all()
