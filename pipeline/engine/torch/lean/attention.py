@@ -85,12 +85,11 @@ def num_ones(group: int, dim: int) -> int:
 
 
 def scratch_floats(group: int, max_seq_len: int, dim: int) -> int:
-    """Floats in a thread's scratch memory: `num_ones` ones, a block of zeros, a scale for each query of a task, its
+    """Floats in a thread's scratch memory: `num_ones` ones, a block of zeros, two numbers per query of a task, its
     queries, its results and its scores."""
     queries = max_task_rows(group) * group
-    return (
-        num_ones(group, dim) + LANES * MAX_BLOCKS + padded(queries) + queries * (padded(max_seq_len) + 2 * padded(dim))
-    )
+    per_query = padded(max_seq_len) + 2 * padded(dim)
+    return num_ones(group, dim) + LANES * MAX_BLOCKS + 2 * padded(queries) + queries * per_query
 
 
 @kernel
@@ -154,7 +153,8 @@ def _attend_task(
     ones = scratch.ctypes.data
     zeros = ones + 4 * sizes[tables.NUM_ONES]
     scales = zeros + 4 * LANES * MAX_BLOCKS
-    left = scales + 4 * LANES * ((count + LANES - 1) // LANES)
+    extremes = scales + 4 * LANES * ((count + LANES - 1) // LANES)
+    left = extremes + extremes - scales
     out = left + count * width
     weights = out + count * width
     scale = np.float32(1) / np.sqrt(np.float32(dim))
@@ -191,16 +191,20 @@ def _attend_task(
     for row in range(first, last):
         own = weights + (row - first) * group * line_bytes
         _mask_row(own, group, num_blocks, row, begin, segment, window, rows)
-        for query in range(group):
-            line = own + query * line_bytes
-            units = exp_row(line, num_blocks, largest(line, num_blocks))
-            factor: np.float32 = np.float32(1 << EXP_BITS) / np.float32(units)
-            if is_short:
-                factor *= _quantize_weights(line, value_scales, num_blocks)
-            store_float(scales + 4 * ((row - first) * group + query), factor)
+    # One loop per operation, so that the processor begins with the next query while it joins the lanes of a result.
+    factors, highest = carray(float_pointer(scales), count), carray(float_pointer(extremes), count)
+    for query in range(count):
+        highest[query] = largest(weights + query * line_bytes, num_blocks)
+    for query in range(count):
+        units = exp_row(weights + query * line_bytes, num_blocks, highest[query])
+        factors[query] = np.float32(1 << EXP_BITS) / np.float32(units)
+    if is_short:
+        for query in range(count):
+            highest[query] = scale_weights(weights + query * line_bytes, value_scales, num_blocks)
+        for query in range(count):
+            factors[query] *= _quantize_weights(weights + query * line_bytes, highest[query], num_blocks)
     steps = (seen + per_step - 1) // per_step
     _product(is_short, weights, line_bytes, ones, count, value, value_bytes, ones, steps, blocks, out, width, zeros)
-    factors = carray(float_pointer(scales), count)
     for row in range(first, last):
         target = attended[0] + (start + row) * attended[1] + query_bytes * head
         for query in range(group):
@@ -235,9 +239,8 @@ def _inverse_scale(magnitude: np.float32, integers: int) -> np.float32:
 
 
 @kernel
-def _quantize_weights(line: int, scales: int, num_blocks: int) -> np.float32:
-    """Multiply the weights of a query by the scales of the values, and make them int16. Returns the value of 1."""
-    highest = scale_weights(line, scales, num_blocks)
+def _quantize_weights(line: int, highest: np.float32, num_blocks: int) -> np.float32:
+    """Make the weights of a query int16. highest: the largest one. Returns the value of 1."""
     total = shorten_row(line, _inverse_scale(highest, _MAX_WEIGHT), line, num_blocks)
     shift = 0
     while total >> shift >= _WEIGHT_SUM:
