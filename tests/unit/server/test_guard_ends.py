@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from pipeline.server.processes import model_processes, shm_files
 from pipeline.server.server import stop_server
 from pipeline.server.state import STATE, find_server, is_ready
 from pipeline.triton_models.handover import HANDOVER, RUNNING
+from tests.processes import running
 from tests.servers import left_over, processes_of, wait_for, wait_for_guard
 from tests.unit.server.fake_server import (
     FREE,
@@ -236,12 +236,10 @@ def test_a_server_that_is_to_be_detached_ends_if_its_start_is_killed(fake, tmp_p
 
 
 def test_a_detached_server_ends_with_the_process_that_owns_it(fake, tmp_path, monkeypatch):
-    owner = subprocess.Popen(["sleep", "600"])
-    monkeypatch.setenv(OWNER, str(owner.pid))
-    server = start(tmp_path, detach=True)
-
-    owner.kill()  # as `kill -9` does, so that it can end nothing itself
-    owner.wait()
+    with running(["sleep", "600"]) as owner:
+        monkeypatch.setenv(OWNER, str(owner.pid))
+        server = start(tmp_path, detach=True)
+    # It was killed as by `kill -9`, so that it could end nothing itself.
     server.guard.wait()
 
     assert "was stopped (the command that owns it has ended)" in server.log_path.read_text()

@@ -11,6 +11,7 @@ import psutil
 
 from pipeline.server import processes
 from pipeline.server.state import wait_for_ends
+from tests.processes import running
 
 HOLD = """
 import mmap, sys
@@ -32,7 +33,7 @@ def test_empty_folders_of_killed_servers_go_when_no_server_runs(tmp_path, monkey
     monkeypatch.setattr(processes, "_ENVIRONMENTS", f"{tmp_path}/python_env_*")
 
     command = [sys.executable, "-c", HOLD, library]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+    with running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         server.stdout.readline()
         processes.remove_environments()
@@ -44,10 +45,9 @@ def test_empty_folders_of_killed_servers_go_when_no_server_runs(tmp_path, monkey
 
 
 def test_the_time_since_a_start_is_not_that_of_the_wall_clock(monkeypatch):
-    with subprocess.Popen(["sleep", "600"]) as process:
+    with running(["sleep", "600"]) as process:
         monkeypatch.setattr(time, "time", lambda: 0.0)
         assert 0 <= processes.seconds_since_start(process.pid) < 600
-        process.kill()
     assert processes.seconds_since_start(process.pid) == 0
 
 
@@ -58,12 +58,9 @@ import subprocess, time
 print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
 time.sleep(600)
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
-        try:
-            assert parent.stdout is not None
-            child = psutil.Process(int(parent.stdout.readline()))
-            child.kill()
-            wait_for_ends([child], math.inf)
-            assert child.status() == psutil.STATUS_ZOMBIE
-        finally:
-            parent.kill()
+    with running([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        child.kill()
+        wait_for_ends([child], math.inf)
+        assert child.status() == psutil.STATUS_ZOMBIE
