@@ -21,6 +21,7 @@ from pipeline.server.processes import MARK, is_crashing, is_suspended, model_pro
 from pipeline.server.watch import HangWatch, ModelWatch, ServiceWatch
 from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
+from tests.processes import running
 from tests.servers import wait_for, wait_for_guard
 
 # Tests of several checkouts may run on one machine.
@@ -54,6 +55,8 @@ def start_model(tmp_path: Path) -> Iterator[Start]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    # A child that has lost its parent counts as a model until it has ended too.
+    wait_for(lambda: not model_processes(SERVER))
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -140,12 +143,11 @@ def test_a_service_that_fails_is_to_start_again_once_it_has_been_ready(monkeypat
     monkeypatch.setattr(ServiceWatch, "fails", lambda watch: "it did not answer")
     wake_read, wake_write = os.pipe()
     spec = GuardSpec([], {}, str(tmp_path), "", SERVER, watch_seconds=0.01)
-    with subprocess.Popen(["sleep", "0.2"]) as server, (tmp_path / "server.log").open("ab") as log:
+    with running(["sleep", "0.2"]) as server, (tmp_path / "server.log").open("ab") as log:
         assert guard._wait_for_end(server, [wake_read], spec, log) == guard._End()  # by itself
         (tmp_path / READY_FILE).touch()
-    with subprocess.Popen(["sleep", "600"]) as server, (tmp_path / "server.log").open("ab") as log:
+    with running(["sleep", "600"]) as server, (tmp_path / "server.log").open("ab") as log:
         assert guard._wait_for_end(server, [wake_read], spec, log) == guard._End("it did not answer", restart=True)
-        server.kill()
     os.close(wake_read)
     os.close(wake_write)
 
@@ -194,10 +196,9 @@ def test_a_server_with_a_suspended_model_hangs(start_model, monkeypatch):
 def test_a_server_whose_crash_does_not_end_hangs(monkeypatch):
     server = FakeServer(monkeypatch)
     code = "import os, signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGABRT}); time.sleep(600)"
-    with subprocess.Popen([sys.executable, "-S", "-c", code], env={MARK: SERVER}) as process:
+    with running([sys.executable, "-S", "-c", code], env={MARK: SERVER}) as process:
         wait_for(lambda: is_crashing(process.pid))
         assert server.found(40) == "it did not answer for 30 s"
-        process.kill()
     assert not is_crashing(process.pid)
 
 

@@ -13,6 +13,7 @@ from pipeline.triton_models import given_up
 from pipeline.triton_models.given_up import end_server_if_given_up
 from pipeline.triton_models.handover import VARIABLE
 from tests.patience import PATIENCE_S
+from tests.processes import running
 from tests.servers import wait_for
 
 TEXT = "Failed to process the request(s) for model instance 'x', message: Stub process '%s_0_0' is not healthy."
@@ -22,13 +23,12 @@ TEXT = "Failed to process the request(s) for model instance 'x', message: Stub p
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """A process with the child that runs the model `tensorrt_llm_engine`."""
     path = "/m/tensorrt_llm_engine/1/model.py"
-    with subprocess.Popen(["sh", "-c", f"sh -c 'read line; :' {path}; :"], stdin=subprocess.PIPE) as process:
+    with running(["sh", "-c", f"sh -c 'read line; :' {path}; :"], stdin=subprocess.PIPE) as process:
         # Until its exec the child has the command line of its parent, where the path is no word of its own.
         wait_for(lambda: any(path in child.cmdline() for child in psutil.Process(process.pid).children()))
         monkeypatch.setattr(given_up, "server_process", lambda: (process.pid, []))
         monkeypatch.setenv(VARIABLE, str(tmp_path))
         yield process
-        process.kill()
 
 
 def test_a_server_that_has_given_up_a_model_that_runs_is_killed(
@@ -47,10 +47,11 @@ def test_other_errors_end_no_server(server: subprocess.Popen[bytes], text: str) 
 
 
 def test_a_model_that_has_died_is_left_to_the_guard(server: subprocess.Popen[bytes]) -> None:
-    (child,) = psutil.Process(server.pid).children()
-    child.suspend()
-    psutil.Process(server.pid).suspend()
-    child.kill()  # a zombie, whose parent does not collect it
+    parent = psutil.Process(server.pid)
+    (child,) = parent.children()
+    parent.suspend()
+    wait_for(lambda: parent.status() == psutil.STATUS_STOPPED)  # no earlier: until then it collects its child
+    child.kill()
     wait_for(lambda: child.status() == psutil.STATUS_ZOMBIE)
 
     end_server_if_given_up(TEXT % "tensorrt_llm_engine")
