@@ -7,7 +7,6 @@ import atexit
 import multiprocessing
 import os
 import signal
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -19,6 +18,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 from torch import distributed
+from torch.distributed import TCPStore
 from transformers import AutoConfig
 
 from pipeline.checkpoint.model_config import kv_heads
@@ -114,16 +114,18 @@ def start_ranks(artifact: Artifact) -> ParallelEngine:
         _check_heads(artifact, num_ranks)
     # On a CPU the ranks share the cores.
     num_threads = max(1, threads.num_threads() // num_ranks)
-    port = _free_port()
-    started = _start_followers(artifact, num_ranks, port, num_threads)
+    # The leader's store listens before the followers start, so no other program can take its port meanwhile.
+    store = _store(num_ranks) if is_spread else None
+    started = _start_followers(artifact, num_ranks, 0 if store is None else store.port, num_threads)
     leader = PipeLeader(started, setting)
     try:
-        engine = None if is_spread else load_rank(artifact, 0, num_threads)
+        engine = load_rank(artifact, 0, num_threads) if store is None else None
         for process, connection in started:
             _await_ready(process, connection, f"{setting} = {num_ranks}")
-        if engine is not None:
+        if store is None:
+            assert engine is not None
             return ParallelEngine(engine, leader, split_tree)
-        _join(device, 0, num_ranks, port)
+        _join(device, 0, num_ranks, store)
         return ParallelEngine(load_rank(artifact, 0, num_threads), leader, whole_tree)
     except BaseException:
         leader.close()
@@ -193,7 +195,7 @@ def _follower(
         return
     connection.send(None)
     if engine is None:
-        _join(artifact.resolved.device, rank, num_ranks, port)
+        _join(artifact.resolved.device, rank, num_ranks, _store(num_ranks, port))
         engine = load_rank(artifact, rank, num_threads)
     with suppress(ConnectionError):
         follow(Rank(engine, rank), connection)
@@ -201,22 +203,21 @@ def _follower(
         distributed.destroy_process_group()
 
 
-def _join(device: Device, rank: int, num_ranks: int, port: int) -> None:
+def _store(num_ranks: int, port: int | None = None) -> TCPStore:
+    """The store over which the shards of a tensor-parallel model find each other. port: of the leader's store; None in
+    the leader, whose store listens on a free port."""
+    return TCPStore("127.0.0.1", port or 0, num_ranks, port is None, timeout=_FOREVER, wait_for_workers=False)
+
+
+def _join(device: Device, rank: int, num_ranks: int, store: TCPStore) -> None:
     """Connect this shard of a tensor-parallel model with the others."""
     os.environ["LOCAL_RANK"] = str(rank)  # transformers reads the device of a shard from it
     if device == "cuda":
         torch.cuda.set_device(rank)
     distributed.init_process_group(
         "nccl" if device == "cuda" else "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
+        store=store,
         rank=rank,
         world_size=num_ranks,
         timeout=_FOREVER,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
