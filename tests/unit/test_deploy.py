@@ -24,6 +24,7 @@ from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL
 from pipeline.server.discovery import listed_s
 from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS
 from tests.http_server import Handler, serving
+from tests.patience import PATIENCE_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MANIFESTS, OPERATED = (
@@ -226,7 +227,7 @@ def test_the_health_check_asks_the_server(status, is_healthy):
 
     with serving(Answer) as port:
         asked = [argument.replace(f":{PORTS['openai']}/", f":{port}/") for argument in arguments]
-        check = subprocess.run([sys.executable, *asked], capture_output=True, timeout=60)
+        check = subprocess.run([sys.executable, *asked], capture_output=True, timeout=PATIENCE_S)
 
     assert (check.returncode == 0) is is_healthy
     assert paths == ["/health"]

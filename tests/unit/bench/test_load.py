@@ -171,10 +171,10 @@ def test_a_grpc_port_of_this_machine_is_fine() -> None:
 
 
 def test_a_port_without_a_listener_is_refused_with_a_hint() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with pytest.raises(ServerError, match="lookahead status"):
-        check_address(f"127.0.0.1:{port}")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # so that no other process listens there
+        with pytest.raises(ServerError, match="lookahead status"):
+            check_address(f"127.0.0.1:{taken.getsockname()[1]}")
 
 
 @pytest.mark.parametrize(

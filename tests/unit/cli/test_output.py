@@ -76,9 +76,9 @@ def test_in_a_narrow_terminal_the_text_is_cut_and_the_times_are_whole(
         bar.add_task("measuring", total=4)
         output.notes.print(bar.get_renderable())
     alone, unknown, counted = stream.getvalue().splitlines()
-    assert re.fullmatch(r".*engi.*….* 0:00:00 +", alone)
-    assert re.fullmatch(r".*engi.*….* 0:00:00 +", unknown)
-    assert re.fullmatch(r".*meas.* 0% 0:00:00 -:--:--", counted)
+    assert re.fullmatch(r".*engi.*….* 0:00:\d\d +", alone)
+    assert re.fullmatch(r".*engi.*….* 0:00:\d\d +", unknown)
+    assert re.fullmatch(r".*meas.* 0% 0:00:\d\d -:--:--", counted)
 
 
 def test_work_of_unknown_length_shows_its_stage_until_it_ends(stderr: io.StringIO) -> None:
@@ -106,7 +106,7 @@ def test_a_terminal_shows_the_progress_of_a_stage_with_a_long_name(monkeypatch: 
     with output.working("building") as note:
         note("compiling the loops of drafting and of the CPU engine")
         note("compiling the loops of drafting and of the CPU engine: 124 done")
-    assert re.search(r" 124 done .*0:00:00", stream.getvalue())
+    assert re.search(r" 124 done .*0:00:\d\d", stream.getvalue())
 
 
 def test_lines_end_with_work_that_fails(stderr: io.StringIO) -> None:

@@ -33,8 +33,11 @@ def stream_steps(scheduler: Scheduler, count: int, output: list[int]) -> None:
             scheduler.step()
 
 
-def test_a_stream_of_steps_is_not_refused_for_new_requests_and_waits_for_none_of_them() -> None:
+def test_a_stream_of_steps_is_not_refused_for_new_requests_and_waits_for_none_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The only slot belongs to the stream between its steps too, while the queue of new requests is full."""
+    monkeypatch.setattr("pipeline.engine.scheduler.time.monotonic", lambda: 0.0)  # no step is late
     scheduler = make_scheduler(engine=TableEngine(EngineLimits(1, 256, 128, 64, VOCAB_SIZE)), max_queue_size=2)
     output: list[int] = []
     new: list[StepEvent] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -20,12 +21,15 @@ from tests import server_states
 from tests.patience import PATIENCE_S
 from tests.servers import processes_of
 
+# Tests of several checkouts may run on one machine.
+ONE, TWO, GATEWAY = (f"la-{name}-{os.getpid()}" for name in ("one", "two", "gateway"))
+
 
 @pytest.fixture
 def marked() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """Processes of two servers and of their gateway, by their mark."""
     sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
-    found = {name: subprocess.Popen(sleep, env={MARK: name}) for name in ("la-one", "la-two", "la-gateway")}
+    found = {name: subprocess.Popen(sleep, env={MARK: name}) for name in (ONE, TWO, GATEWAY)}
     yield found
     for process in found.values():
         process.kill()
@@ -36,43 +40,43 @@ def marked() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
 def state_path(tmp_path: Path) -> Path:
     path = gateway_state_path(tmp_path)
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"server_id": "la-gateway", "ends_with": ["la-one", "la-two"]}))
+    path.write_text(json.dumps({"server_id": GATEWAY, "ends_with": [ONE, TWO]}))
     return path
 
 
 def test_a_gateway_ends_with_the_last_of_its_servers(marked, state_path):
     end_companion(state_path, "la-other")
-    end_companion(state_path, "la-one")
-    assert load_state(state_path)["ends_with"] == ["la-two"]
-    assert processes_of("la-gateway")
+    end_companion(state_path, ONE)
+    assert load_state(state_path)["ends_with"] == [TWO]
+    assert processes_of(GATEWAY)
 
-    end_companion(state_path, "la-two")
-    assert marked["la-gateway"].wait(PATIENCE_S) == -9
+    end_companion(state_path, TWO)
+    assert marked[GATEWAY].wait(PATIENCE_S) == -9
 
 
 def test_a_killed_server_does_not_keep_the_gateway(marked, state_path):
-    marked["la-one"].kill()
-    marked["la-one"].wait()
+    marked[ONE].kill()
+    marked[ONE].wait()
 
-    end_companion(state_path, "la-two")
-    assert marked["la-gateway"].wait(PATIENCE_S) == -9
+    end_companion(state_path, TWO)
+    assert marked[GATEWAY].wait(PATIENCE_S) == -9
 
 
 def test_servers_that_end_at_the_same_moment_leave_no_gateway(marked, state_path):
     """Each still sees the processes of the other one."""
-    ends = [threading.Thread(target=end_companion, args=(state_path, name)) for name in ("la-one", "la-two")]
+    ends = [threading.Thread(target=end_companion, args=(state_path, name)) for name in (ONE, TWO)]
     for end in ends:
         end.start()
     for end in ends:
         end.join()
 
-    assert marked["la-gateway"].wait(PATIENCE_S) == -9
+    assert marked[GATEWAY].wait(PATIENCE_S) == -9
 
 
 def test_a_missing_or_damaged_state_file_changes_nothing(tmp_path, state_path):
-    end_companion(tmp_path / "none" / "service.json", "la-one")
+    end_companion(tmp_path / "none" / "service.json", ONE)
     state_path.write_text("[1]")
-    end_companion(state_path, "la-one")
+    end_companion(state_path, ONE)
     with changing_state(state_path) as state:
         assert state == {}
     assert state_path.read_text() == "[1]"
@@ -85,28 +89,28 @@ def state_of(server_id: str, gateway_id: str = "") -> ServerState:
 def test_a_fleet_without_its_first_server_is_found_at_the_address_of_its_gateway(tmp_path, monkeypatch, state_path):
     monkeypatch.setattr(server_state, "is_guard", lambda pid, server_id: True)
     ports = {"http": 11, "grpc": 12, "metrics": 13, "openai": 14}
-    state_path.write_text(json.dumps({"server_id": "la-gateway", "host": "0.0.0.0", "ports": ports, "ends_with": []}))
+    state_path.write_text(json.dumps({"server_id": GATEWAY, "host": "0.0.0.0", "ports": ports, "ends_with": []}))
     assert find_server(tmp_path) is None
 
     second = replica_dir(tmp_path, 2)
     second.mkdir()
-    (second / STATE).write_text(state_of("la-two").model_dump_json())
+    (second / STATE).write_text(state_of(TWO).model_dump_json())
     found = find_server(tmp_path)
     assert found is not None
-    assert (found.server_id, found.gateway_id) == ("la-two", "la-gateway")
+    assert (found.server_id, found.gateway_id) == (TWO, GATEWAY)
     assert (found.http_url, found.grpc_url) == ("http://127.0.0.1:11", "127.0.0.1:12")
     assert found.metrics_url == "http://127.0.0.1:13/metrics"
 
-    first = state_of("la-one", "la-gateway")
+    first = state_of(ONE, GATEWAY)
     (tmp_path / STATE).write_text(first.model_dump_json())
     assert find_server(tmp_path) == first
 
 
 def test_a_gateway_belongs_to_a_server_while_no_other_one_runs(marked, tmp_path, state_path):
-    first = state_of("la-one", "la-gateway")
+    first = state_of(ONE, GATEWAY)
     assert not has_gateway(first, tmp_path)
 
-    marked["la-two"].kill()
-    marked["la-two"].wait()
+    marked[TWO].kill()
+    marked[TWO].wait()
     assert has_gateway(first, tmp_path)
-    assert not has_gateway(state_of("la-one"), tmp_path)
+    assert not has_gateway(state_of(ONE), tmp_path)
