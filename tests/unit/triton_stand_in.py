@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
 
     num_requests: without those that stop others. stopped: ids of requests that were to be stopped. deadline_s: what the
     stream had left. num_sent: responses. was_read, was_cancelled: how it ended. obeys: whether it stops requests.
-    is_ready: its readiness."""
+    on_stop: called when a request is to be stopped. is_ready: its readiness."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = answers
@@ -42,10 +42,12 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
         self.num_sent = self.num_requests = 0
         self.was_read, self.was_cancelled = asyncio.Event(), asyncio.Event()
         self.obeys = self.is_ready = True
+        self.on_stop: Callable[[], None] = lambda: None
         self._go_on = asyncio.Event()
 
     def stop(self, request_id: str) -> None:
         self.stopped.append(request_id)
+        self.on_stop()
         if self.obeys:
             self._go_on.set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pipeline.dynamo.engine import TritonEngine
 from pipeline.dynamo.triton_stream import TokenChunk
 from pipeline.errors import BusyError, EngineError, RequestError, ServerError
 from pipeline.server.discovery import ETCD_ENDPOINTS, FILE_KV
+from tests.patience import PATIENCE_S
 from tests.unit.dynamo.requests import SPEC, request
 from tests.unit.triton_stand_in import serving
 
@@ -92,15 +94,22 @@ def test_a_server_that_is_gone_moves_the_request(fields):
 def test_a_request_that_waits_sends_heartbeats_to_another_machine(monkeypatch):
     monkeypatch.setattr(engine, "_HEARTBEAT_S", 0.01)
 
-    class Slow:
-        async def generate(self, *_: object) -> AsyncGenerator[TokenChunk, None]:
-            await asyncio.sleep(0.1)
-            yield TokenChunk([1], "length")
-
     async def chunks(has_other_machines: bool) -> list[Any]:
+        found: list[Any] = []
+        has_beaten = asyncio.Event()
+
+        class Slow:
+            async def generate(self, *_: object) -> AsyncGenerator[TokenChunk, None]:
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(has_beaten.wait(), PATIENCE_S if has_other_machines else 0.1)
+                yield TokenChunk([1], "length")
+
         worker = TritonEngine(SPEC.model_copy(update={"has_other_machines": has_other_machines}))
         worker._servers = Slow()  # type: ignore[assignment]
-        return [chunk async for chunk in worker.generate(request(), Context())]  # type: ignore[arg-type]
+        async for chunk in worker.generate(request(), Context()):  # type: ignore[arg-type]
+            found.append(chunk)
+            has_beaten.set()
+        return found
 
     *beats, last = asyncio.run(chunks(True))
     assert last["token_ids"] == [1]
@@ -162,8 +171,8 @@ def test_a_worker_lists_its_lease_of_etcd_for_its_guard(tmp_path, monkeypatch):
 def test_a_worker_starts_without_its_own_server_if_another_one_is_ready(monkeypatch):
     monkeypatch.delenv(FILE_KV, raising=False)
 
-    async def start(*urls: str) -> str | None:
-        worker = TritonEngine(SPEC.model_copy(update={"triton_urls": urls, "startup_timeout_s": 0.1}))
+    async def start(*urls: str, timeout_s: float = PATIENCE_S) -> str | None:
+        worker = TritonEngine(SPEC.model_copy(update={"triton_urls": urls, "startup_timeout_s": timeout_s}))
         try:
             return (await worker.start(1)).served_model_name
         finally:
@@ -173,6 +182,6 @@ def test_a_worker_starts_without_its_own_server_if_another_one_is_ready(monkeypa
         async with serving() as (_, url):
             assert await start("127.0.0.1:1", url) == SPEC.model
         with pytest.raises(ServerError, match=r"Triton at 127.0.0.1:1, 127.0.0.1:2 was not ready"):
-            await start("127.0.0.1:1", "127.0.0.1:2")
+            await start("127.0.0.1:1", "127.0.0.1:2", timeout_s=0.1)
 
     asyncio.run(work())

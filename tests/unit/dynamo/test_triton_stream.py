@@ -127,10 +127,12 @@ def test_a_refused_stream_is_read_to_its_end() -> None:
 @pytest.mark.parametrize("how", ["closed", "cancelled"])
 @pytest.mark.parametrize("obeys", [True, False])
 def test_a_request_that_nobody_waits_for_is_stopped_and_cancelled_only_if_it_goes_on(monkeypatch, how, obeys) -> None:
-    monkeypatch.setattr(triton_grpc, "LEAVE_S", PATIENCE_S if obeys else 0.1)
+    monkeypatch.setattr(triton_grpc, "LEAVE_S", PATIENCE_S)
 
     async def leave(stream: TritonStream, triton: Triton) -> Triton:
         triton.obeys = obeys
+        if not obeys:  # no earlier: the limit is that of the stop, too
+            triton.on_stop = lambda: monkeypatch.setattr(triton_grpc, "LEAVE_S", 0.1)
         chunks = stream.generate(TENSORS, "id", {})
         await anext(chunks)
         if how == "cancelled":
@@ -162,7 +164,9 @@ def test_a_server_that_hangs_is_not_ready(monkeypatch) -> None:
     assert asyncio.run(ask()) is False
 
 
-def test_a_server_that_is_gone_is_not_ready() -> None:
+def test_a_server_that_is_gone_is_not_ready(monkeypatch) -> None:
+    monkeypatch.setattr(triton_stream, "_READY_S", PATIENCE_S)
+
     async def ask(stream: TritonStream, triton: Triton) -> list[tuple[bool, bool]]:
         gone = TritonStream("127.0.0.1:1")
         found = [(await each.is_ready(), each.cannot_be_reached) for each in (stream, gone)]

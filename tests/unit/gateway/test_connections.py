@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 import uvicorn
@@ -21,7 +20,7 @@ from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.upstream import request
 from tests.patience import PATIENCE_S
-from tests.unit.gateway.gateways import GENERATE, spec_of
+from tests.unit.gateway.gateways import GENERATE, spec_of, until
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 TIMEOUT_S = 0.2
@@ -39,7 +38,7 @@ async def app(scope, receive, send):
 
 @asynccontextmanager
 async def serving(
-    application: Any = app, timeout_s: float = TIMEOUT_S, max_connections: int = 100
+    application: Any = app, timeout_s: float = PATIENCE_S, max_connections: int = 100
 ) -> AsyncIterator[tuple[str, int]]:
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(application, **uvicorn_options(timeout_s, max_connections)))
@@ -69,7 +68,7 @@ async def ask(address: tuple[str, int], *parts: bytes, pause_s: float = 0.0) -> 
 
 def test_slow_headers_are_cut_off_and_slow_answers_are_not():
     async def work() -> None:
-        async with serving() as address:
+        async with serving(timeout_s=TIMEOUT_S) as address:
             silent, dripping, *quick = await asyncio.gather(
                 ask(address),
                 ask(address, *(bytes([byte]) for byte in REQUEST), pause_s=0.02),
@@ -97,7 +96,7 @@ def test_connections_that_wait_for_a_request_give_way_to_new_ones(monkeypatch):
                 await goes_on.wait()
             await prompt(scope, receive, send)
 
-        async with serving(first_waits, PATIENCE_S, max_connections=4) as address:
+        async with serving(first_waits, max_connections=4) as address:
             running = asyncio.ensure_future(ask(address, REQUEST))
             await begun.wait()
             silent = [await asyncio.open_connection(*address) for _ in range(6)]
@@ -124,9 +123,18 @@ def test_connections_that_wait_for_a_request_give_way_to_new_ones(monkeypatch):
 
 def test_too_many_running_requests_are_refused():
     async def work() -> None:
-        async with serving(max_connections=4) as address:
-            answers = await asyncio.gather(*(ask(address, REQUEST) for _ in range(6)))
-            assert sum(b"503" in answer for answer in answers) >= 2
+        goes_on = asyncio.Event()
+
+        async def waits(scope, receive, send):
+            await goes_on.wait()
+            await prompt(scope, receive, send)
+
+        async with serving(waits, max_connections=4) as address:
+            asked = [asyncio.ensure_future(ask(address, REQUEST)) for _ in range(6)]
+            await until(lambda: sum(each.done() for each in asked) >= 2)
+            assert all(b"503" in each.result() for each in asked if each.done())
+            goes_on.set()
+            await asyncio.gather(*asked)
             assert (await ask(address, REQUEST)).endswith(b"ok")
 
     asyncio.run(work())
@@ -161,9 +169,7 @@ def test_a_client_that_does_not_read_its_response_is_disconnected_and_a_slow_one
                 found = data
                 await asyncio.sleep(0.005)
             assert found.endswith(b"ok\r\n0\r\n\r\n")
-            with anyio.fail_after(PATIENCE_S):
-                while len(ended) < 2:
-                    await asyncio.sleep(0.02)
+            await until(lambda: len(ended) == 2)
             for each in (silent, writer):
                 each.close()
 
@@ -242,7 +248,7 @@ def test_a_request_with_two_lengths_is_refused_and_what_follows_is_no_request():
     two_requests = b"POST / HTTP/1.1\r\nHost: x\r\n" + lengths + b"0\r\n\r\n" + REQUEST
 
     async def work() -> bytes:
-        async with serving(with_one_length(app), PATIENCE_S) as address:
+        async with serving(with_one_length(app)) as address:
             return await ask(address, two_requests)
 
     found = asyncio.run(work())

@@ -70,11 +70,13 @@ def test_a_client_gets_its_own_id_back_and_the_server_one_that_no_other_has(requ
 
 @pytest.mark.parametrize("obeys", [True, False])
 def test_requests_of_a_client_that_leaves_are_stopped_and_cancelled_only_if_they_go_on(monkeypatch, obeys) -> None:
-    monkeypatch.setattr(triton_grpc, "LEAVE_S", PATIENCE_S if obeys else 0.2)
+    monkeypatch.setattr(triton_grpc, "LEAVE_S", PATIENCE_S)
 
     async def leave() -> Triton:
         async with stream_to(response(output_ids=IDS), None, response()) as (stream, triton):
             triton.obeys = obeys
+            if not obeys:  # no earlier: the limit is that of the stop, too
+                triton.on_stop = lambda: monkeypatch.setattr(triton_grpc, "LEAVE_S", 0.2)
             call = stream([request("mine")])
             await call.read()
             call.cancel()
@@ -104,12 +106,13 @@ def test_of_several_requests_the_one_that_has_not_ended_is_stopped() -> None:
 
 def test_a_client_that_leaves_while_its_stream_is_ended_holds_no_place(monkeypatch) -> None:
     monkeypatch.setattr(triton_stand_in, "PATIENCE_S", 2 * PATIENCE_S)  # the request does not end by itself
-    monkeypatch.setattr(triton_grpc, "LEAVE_S", 0.2)
+    monkeypatch.setattr(triton_grpc, "LEAVE_S", PATIENCE_S)
 
     async def leave() -> None:
         tenants = Tenants((), GatewayConfig())
         async with stream_to(None, tenants=tenants, request_timeout_s=0.01) as (stream, triton):
             triton.obeys = False
+            triton.on_stop = lambda: monkeypatch.setattr(triton_grpc, "LEAVE_S", 0.2)
             call = stream([request("mine")])
             await until(lambda: bool(triton.stopped))
             call.cancel()

@@ -29,6 +29,7 @@ from pipeline.gateway.tenants import Tenants
 from pipeline.server.ports import bind_ports
 from pipeline.server.watch import answers
 from tests.patience import PATIENCE_S
+from tests.processes import running
 from tests.servers import wait_for
 from tests.unit.gateway.gateways import (
     GENERATE,
@@ -169,13 +170,17 @@ def test_the_gateway_may_open_as_many_files_as_the_system_allows(tmp_path: Path)
     path = tmp_path / "gateway.json"
     path.write_text(spec_of().model_dump_json())
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    words = ["prlimit", f"--nofile=200:{most}", sys.executable, "-m", "pipeline.gateway", str(path)]
-    with subprocess.Popen(words, start_new_session=True) as process:
-        try:
-            wait_for(lambda: resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (200, most))
-            wait_for(lambda: resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (most, most))
-        finally:
-            process.kill()
+    # The shell says when the limit is set, and waits: the gateway may raise it before anybody has looked.
+    shell = ["sh", "-c", 'echo; read line; exec "$@"', "sh"]
+    words = ["prlimit", f"--nofile=200:{most}", *shell, sys.executable, "-m", "pipeline.gateway", str(path)]
+    with running(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (200, most)
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        wait_for(lambda: resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (most, most))
 
 
 def test_connections_to_the_grpc_port_leave_open_files_for_others(tmp_path: Path):
@@ -184,8 +189,7 @@ def test_connections_to_the_grpc_port_leave_open_files_for_others(tmp_path: Path
     path.write_text(spec_of().model_copy(update=ports).model_dump_json())
     url = f"http://127.0.0.1:{ports['http_port']}/openapi.json"
     words = ["prlimit", "--nofile=200:200", sys.executable, "-m", "pipeline.gateway", str(path)]
-    with subprocess.Popen(words, start_new_session=True) as process, ExitStack() as held:
-        held.callback(process.kill)
+    with running(words) as process, ExitStack() as held:
         wait_for(lambda: answers(url))
         for _ in range(250):
             held.enter_context(socket.create_connection(("127.0.0.1", ports["grpc_port"])))
