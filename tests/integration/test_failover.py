@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -58,8 +59,19 @@ def output_tokens(fleet: Fleet) -> list[float]:
     return [both - second, second]
 
 
-def shares(fleet: Fleet, before: list[float]) -> list[float]:
-    return [now - then for now, then in zip(output_tokens(fleet), before, strict=True)]
+def shares(fleet: Fleet, before: list[float], num_tokens: int) -> list[float]:
+    """Tokens that each server has put out since `before`, as soon as all are counted: that is a little after the end of
+    a request. num_tokens: of all requests since."""
+
+    def counted() -> list[float] | None:
+        found = [now - then for now, then in zip(output_tokens(fleet), before, strict=True)]
+        return found if sum(found) >= num_tokens else None
+
+    return wait_for(counted)
+
+
+def num_tokens_of(answer: Any) -> int:
+    return int(answer.usage.completion_tokens)
 
 
 def test_a_session_that_a_client_names_stays_on_one_server(fleet: Fleet) -> None:
@@ -72,10 +84,10 @@ def test_a_session_that_a_client_names_stays_on_one_server(fleet: Fleet) -> None
     before = output_tokens(fleet)
     for number in range(8):
         complete(f"{number} other words each time", "mine")
-    mine = shares(fleet, before)
+    mine = shares(fleet, before, 64)
     for number in range(8):
         complete(f"{number} words", f"session {number}")
-    everybodys = shares(fleet, before)
+    everybodys = shares(fleet, before, 128)
 
     assert sorted(mine) == [0, 64]
     assert min(everybodys) > 0
@@ -88,24 +100,26 @@ def test_a_conversation_goes_on_where_it_was(fleet: Fleet) -> None:
         {"role": "assistant", "content": "an answer"},
         {"role": "user", "content": "and then?"},
     ]
-    before = output_tokens(fleet)
+    before, num_tokens = output_tokens(fleet), 0
 
     for _ in range(6):
         answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=8, temperature=0)
+        num_tokens += num_tokens_of(answer)
         messages.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
         messages.append({"role": "user", "content": "and then?"})
 
-    assert min(shares(fleet, before)) == 0
+    assert min(shares(fleet, before, num_tokens)) == 0
 
 
 def spread(fleet: Fleet) -> list[float]:
     """Tokens that each server puts out for requests of eight sessions."""
-    before = output_tokens(fleet)
+    before, num_tokens = output_tokens(fleet), 0
     client = openai.OpenAI(base_url=url_of(fleet), api_key="none", max_retries=0, timeout=PATIENCE_S)
     for number in range(8):
         headers = {"x-session-id": f"{time.monotonic()} {number}"}
-        client.completions.create(model=MODEL, prompt="a", max_tokens=8, temperature=0, extra_headers=headers)
-    return shares(fleet, before)
+        answer = client.completions.create(model=MODEL, prompt="a", max_tokens=8, temperature=0, extra_headers=headers)
+        num_tokens += num_tokens_of(answer)
+    return shares(fleet, before, num_tokens)
 
 
 def test_all_workers_serve_again_after_a_suspension(fleet: Fleet) -> None:
@@ -146,7 +160,8 @@ def test_an_output_moves_away_from_a_server_that_hangs(fleet: Fleet, of_engine: 
 
     before = output_tokens(fleet)
     expected = "".join(stream())
-    number = shares(fleet, before).index(200)
+    found = shares(fleet, before, 200)
+    number = found.index(max(found))
     server_id = fleet.servers[number].state.server_id
     engine = next(pid for pid, model in model_processes(server_id).items() if model == TARGET_MODEL)
     folder = replica_dir(fleet.servers[0].run_dir, number + 1)

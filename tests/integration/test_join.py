@@ -13,6 +13,7 @@ from pipeline.server.discovery import FILE_KV
 from pipeline.server.metrics import read_metrics
 from tests.integration.servers import prepared
 from tests.patience import PATIENCE_S
+from tests.servers import wait_for
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -39,10 +40,12 @@ def test_a_machine_that_joins_gets_requests_and_may_leave(
             asked = {"model": "tiny-random-llama", "max_tokens": 8, "seed": 5}
             return [client.completions.create(prompt=f"{n} words", **asked).choices[0].text for n in range(8)]
 
-        alone, before = answers(), output_tokens(first)
+        # Tokens are counted a little after the end of their request.
+        alone, before = answers(), wait_for(lambda: (found := output_tokens(first)) >= 64 and found)
         second = start_fleet(served, shared_where, tmp_path / "second", join=True)
         try:
             together = answers()
+            wait_for(lambda: output_tokens(first) + output_tokens(second) >= before + 64)
             both = output_tokens(second)
         finally:
             second.stop()

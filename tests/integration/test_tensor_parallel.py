@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 from pathlib import Path
 
 import pytest
 
+from pipeline.server.ports import LOOPBACK, free_port
 from tests.integration.one_of_two import PLANNED, one_of_two
 from tests.patience import PATIENCE_S
 from tests.unit.engine.torch.test_architectures import tiny_model
@@ -17,9 +17,7 @@ from tests.unit.engine.torch.test_architectures import tiny_model
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     for name in PLANNED:
         tiny_model(name).float().save_pretrained(tmp_path / name)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port(LOOPBACK)
     context = multiprocessing.get_context("spawn")
     lines = [context.Pipe() for _ in range(2)]
     processes = [
