@@ -3,9 +3,11 @@
 import functools
 import gc
 import importlib
+import itertools
 import logging
 import os
 import pickle
+import random
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,6 +34,7 @@ if not has_cuda_driver():
 from pipeline.cli.app import build_app
 from pipeline.config.places import Places
 from pipeline.config.yaml_text import parse_yaml
+from pipeline.server import ports
 from tests.logs import Logs
 from tests.own_places import own_places
 
@@ -48,7 +51,16 @@ def pytest_collection(session: pytest.Session) -> None:
     """What the import of all tests allocates stays: searching it for garbage takes a sixth of that time."""
     gc.disable()
     if worker := getattr(session.config, "workerinput", None):
-        import_tests(session.config, int(worker["workerid"].removeprefix("gw")) / worker["workercount"])
+        place = int(worker["workerid"].removeprefix("gw")) / worker["workercount"]
+        choose_own_ports(place, worker["testrunuid"])
+        import_tests(session.config, place)
+
+
+def choose_own_ports(place: float, run_id: str) -> None:
+    """Let each process of a run try free ports from a place of its own on: what one has chosen and not bound yet, no
+    other one takes. Other runs on this machine begin elsewhere."""
+    start = round((random.Random(run_id).random() + place) * len(ports._FREE))
+    ports._numbers = itertools.count(start)
 
 
 def import_tests(config: pytest.Config, start: float) -> None:
