@@ -17,6 +17,7 @@ from pipeline.config.schema import ApiKey, ServerConfig
 from pipeline.server.installation import VARIABLE
 from pipeline.server.log import write_end
 from tests.command_line import exit_code
+from tests.servers import FREE_PORTS
 from tests.unit.server.fake_machine import fake_machine
 
 
@@ -100,7 +101,8 @@ def test_a_disk_that_becomes_full_during_a_start_is_named(engines, monkeypatch, 
 
     monkeypatch.setattr("pipeline.server.startup.prepare", lambda *arguments, **options: None)
     monkeypatch.setattr("pipeline.dynamo.fleet.start_fleet", full)
-    code, _, error = run(capsys, "serve", "-m", "tiny-random-llama", "--set", "server.openai=false")
+    free_ports = [part for setting in FREE_PORTS for part in ("--set", setting)]
+    code, _, error = run(capsys, "serve", "-m", "tiny-random-llama", *free_ports)
     assert code == 2
     assert f"error: The disk of {engines}/.run is full." in error
 
