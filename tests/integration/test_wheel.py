@@ -78,7 +78,7 @@ def test_a_checkpoint_folder_is_served_from_an_empty_folder(python: Path, tmp_pa
 
     (checkpoint,) = (tmp_path / "cache" / "random").iterdir()
     (tmp_path / "checkpoint").symlink_to(checkpoint)
-    ports = [word for name in ("http", "grpc", "metrics") for word in ("--set", f"server.{name}_port=0")]
+    ports = [word for name in ("http", "grpc", "metrics", "openai") for word in ("--set", f"server.{name}_port=0")]
     lookahead(python, tmp_path, "serve", "-m", "./checkpoint", "--background", *options, *ports)
     try:
         assert "checkpoint" in lookahead(python, tmp_path, "status")
