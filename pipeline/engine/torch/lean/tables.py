@@ -98,5 +98,7 @@ def norm_table(tensors: Mapping[str, Array], num_layers: int) -> Longs:
 def rotation_table(inverse_frequencies: Array, num_positions: int, scale: float) -> Floats:
     """[2, position, head_dim / 2] cosines and sines of the rotary embedding. inverse_frequencies: [head_dim / 2]."""
     angles = np.arange(num_positions, dtype=np.float32)[:, None] * inverse_frequencies[None, :]
-    result: Floats = np.stack([np.cos(angles), np.sin(angles)]) * np.float32(scale)
+    # numpy's float32 functions have other results on processors without AVX2.
+    wide = angles.astype(np.float64)
+    result: Floats = np.stack([np.cos(wide), np.sin(wide)]).astype(np.float32) * np.float32(scale)
     return result

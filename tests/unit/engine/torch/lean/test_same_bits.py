@@ -3,19 +3,22 @@ that was computed in other pieces, with one thread or two."""
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.tree import DraftTree, path_to, tree_from_lists
 from pipeline.engine.contract import EngineSequence, VerifyItem
 from pipeline.engine.torch.lean.engine import LeanEngine
-from tests.unit.engine.torch.lean.models import VARIANTS, VOCAB_SIZE, lean_engine, tiny_model
+from pipeline.engine.torch.lean.tables import rotation_table
+from tests.unit.engine.torch.lean.models import LIMITS, VARIANTS, VOCAB_SIZE, lean_engine, tiny_model
 
 
 @cache
@@ -110,3 +113,23 @@ def test_passes_of_1_to_128_rows_agree(kind: str, num_threads: int) -> None:
         for row in range(count):
             assert bits.setdefault(row, result.row(row).tobytes()) == result.row(row).tobytes(), (count, row)
         engine.release(sequence)
+
+
+# Of the logits below.
+DIGESTS = {"float32": "b104f69dc9d93bfb", "int8": "e9eb30976b142efd"}
+
+
+@pytest.mark.parametrize("kind", DIGESTS)
+def test_logits_have_the_same_bits_on_every_processor(kind: str, tmp_path: Path) -> None:
+    """So a request can move between machines. `make test-kernels` repeats this with the code for older processors."""
+    model = tiny_model("biases", hidden_size=128, intermediate_size=176)
+    numbers = np.random.default_rng(3)  # torch's random numbers depend on the processor
+    for parameter in model.parameters():
+        parameter.data = torch.from_numpy(numbers.integers(-512, 513, parameter.shape).astype(np.float32) / 1024)
+    engine = lean_engine(model, kind, tmp_path, 2)  # type: ignore[arg-type]
+    engine._rotation = rotation_table((0.5 ** np.arange(16)).astype(np.float32), LIMITS.max_seq_len, 1.0)
+    sequence = engine.open(np.arange(150) % VOCAB_SIZE)
+    (result,) = engine.verify([VerifyItem(sequence, tree_from_lists([3, 4, 5, 6], [-1, -1, 1, 2]))])
+    assert result is not None
+    rows = [result.row(node).tobytes() for node in range(5)]
+    assert hashlib.sha256(b"".join(rows)).hexdigest()[:16] == DIGESTS[kind]
