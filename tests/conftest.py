@@ -32,11 +32,11 @@ if not has_cuda_driver():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from pipeline.cli.app import build_app
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.yaml_text import parse_yaml
 from pipeline.server import ports
 from tests.logs import Logs
-from tests.own_places import own_places
+from tests.own_folders import own_folders
 
 # A shell makes what it starts in the background ignore SIGINT. The tests of Ctrl-C would not end there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -112,6 +112,6 @@ def logs() -> Iterator[Logs]:
 
 
 @pytest.fixture(scope="module")
-def where(tmp_path_factory: pytest.TempPathFactory) -> Places:
+def where(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """Engines and caches of a test file's own, in a folder whose name a shell would split and expand."""
-    return own_places(tmp_path_factory.mktemp("places (of & tests)"))
+    return own_folders(tmp_path_factory.mktemp("folders (of & tests)"))

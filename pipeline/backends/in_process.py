@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.config.faults import Fault, fault
+from pipeline.config.folders import Folders
 from pipeline.config.hardware import Hardware
-from pipeline.config.places import Places
 from pipeline.config.rules import uses_window
 from pipeline.config.schema import Device, EngineConfig, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import Backend, Note
@@ -66,32 +66,32 @@ class InProcessBackend(Backend):
                 "engine.lookahead_parallel = 1."
             )
 
-    def check_start(self, resolved: ResolvedConfig, places: Places) -> str:
+    def check_start(self, resolved: ResolvedConfig, folders: Folders) -> str:
         from pipeline.server.installation import usable_installation
 
-        return str(usable_installation(places).executable)
+        return str(usable_installation(folders).executable)
 
     def make_command(
-        self, resolved: ResolvedConfig, repository: Path, places: Places, run_dir: Path, log: Path | None, note: Note
+        self, resolved: ResolvedConfig, repository: Path, folders: Folders, run_dir: Path, log: Path | None, note: Note
     ) -> MakeCommand:
         from pipeline.server.command import single_process
         from pipeline.server.installation import prepare_backends, server_environment, usable_installation
         from pipeline.server.server import BACKENDS
 
-        installation = usable_installation(places)
+        installation = usable_installation(folders)
         note(f"tritonserver: {installation.executable} ({installation.origin})")
         backends = prepare_backends(installation, run_dir / BACKENDS)
-        environment = server_environment(places, installation, replicas=resolved.profile.server.replicas)
+        environment = server_environment(folders, installation, replicas=resolved.profile.server.replicas)
         return single_process(installation, backends, repository, environment, log)
 
-    def shown_commands(self, resolved: ResolvedConfig, repository: Path, places: Places) -> Sequence[StartCommand]:
+    def shown_commands(self, resolved: ResolvedConfig, repository: Path, folders: Folders) -> Sequence[StartCommand]:
         from pipeline.server.command import SHOWN_ID, shown_listening, single_process
         from pipeline.server.installation import find_installation
         from pipeline.server.run_folders import run_dir
         from pipeline.server.server import BACKENDS
 
         installation = find_installation()
-        backends = None if installation.wheel_dir is None else run_dir(places) / BACKENDS
+        backends = None if installation.wheel_dir is None else run_dir(folders) / BACKENDS
         make = single_process(installation, backends, repository, {})
         return [make(shown_listening(resolved.profile.server), SHOWN_ID)]
 

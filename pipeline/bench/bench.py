@@ -17,7 +17,7 @@ from pipeline.bench.measure import MeasureOptions, measure, turn_id
 from pipeline.bench.report.manifest import manifest_of
 from pipeline.bench.report.results import BenchResults, ConcurrencyRow, RequestRecord
 from pipeline.bench.report.summary import summarize
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.config.threads import num_threads
 from pipeline.decoding.planning.cost import CostPoint
@@ -201,7 +201,7 @@ def _baselines(artifact: Artifact, plan: BenchPlan) -> list[Contender]:
             max_seq_len,
             profile.engine.quantization,
         ),
-        *load_llama_cpp(llama_cpp, resolved.model, places().cache, max_seq_len, num_threads(profile.server.replicas)),
+        *load_llama_cpp(llama_cpp, resolved.model, folders().cache, max_seq_len, num_threads(profile.server.replicas)),
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.checkpoint.checkpoint import Checkpoint
-from pipeline.config.places import expanded
+from pipeline.config.folders import expanded
 from pipeline.config.schema import (
     GgufCheckpoint,
     HubCheckpoint,

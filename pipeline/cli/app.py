@@ -6,7 +6,7 @@ How to add commands
       name the module in GROUPS below. Longer code of a command goes to a module with its name, such as
       `doctor_machine`.
     * At import time a group imports only the standard library, typer, `pipeline.errors`, `pipeline.cli.options`,
-      `pipeline.cli.output` and `pipeline.config.places`. Everything else (torch, numpy,
+      `pipeline.cli.output` and `pipeline.config.folders`. Everything else (torch, numpy,
       transformers, pydantic, our other packages) is imported inside the functions: `lookahead --help` imports every
       group and must start in a fraction of a second.
     * Options that several commands share come from `options`: `model: Model = DEFAULT_MODEL`, `profile: Profile =
@@ -15,7 +15,7 @@ How to add commands
       `Annotated[type, typer.Option("--name", help=...)]`.
     * A command that needs the engine calls `options.built_artifact(resolved)`. It builds what is missing; for a
       finished engine it takes milliseconds. A command that must not build calls
-      `pipeline.engine.artifact.load_artifact(artifact_dir(places(), model, profile), places().cache)`.
+      `pipeline.engine.artifact.load_artifact(artifact_dir(folders(), model, profile), folders().cache)`.
     * Raise `pipeline.errors.UserError` for what the user can fix: `pipeline.cli.main` prints it on stderr and exits
       with 2. Catch nothing else: a bug prints its trace and exits with 1. For other exit codes raise
       `typer.Exit(code)`.

@@ -10,7 +10,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, Verbose, resolve
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def engine(
 
     start = time.monotonic()
     with output.working("building the engine") as note:
-        result = planned_engine(resolved, places(), force=force, retake=True, note=note)
+        result = planned_engine(resolved, folders(), force=force, retake=True, note=note)
     artifact, seconds = result.artifact, time.monotonic() - start
     costs = stored_cost_curve(artifact)
     if as_json:
@@ -71,7 +71,7 @@ def _show_plan(resolved: ResolvedConfig, as_json: bool, verbose: bool) -> None:
     from pipeline.engine.backend import backend_of
     from pipeline.engine.plan import engine_plan, write_plan
 
-    where = places()
+    where = folders()
     plan = engine_plan(resolved, where)
     full = backend_of(resolved.backend).full_plan(resolved, where)
     text, calls = full if full is not None else ("", {})
@@ -121,7 +121,7 @@ def repo(
         raise ConfigError("--decoupled needs --llmapi. Other repositories have models with and without streaming.")
     else:
         with output.working("building the engine and the repository") as note:
-            folder = prepare(resolved, places(), target, note).repository
+            folder = prepare(resolved, folders(), target, note).repository
         models = check_repository(folder)
     if as_json:
         output.print_json({"folder": str(folder), "models": list(models)})
@@ -136,7 +136,7 @@ def _write_llmapi(
     from pipeline.llmapi.repository import MODEL, render_llmapi
     from pipeline.llmapi.settings import method_named
 
-    where = places()
+    where = folders()
     target = out or where.engines / resolved.model.name / f"llmapi-{resolved.profile.name}"
     output.note("checked against the documented contract only; not run with TensorRT-LLM")
     return render_llmapi(resolved, method_named(method), target, where.home / "triton_repo", decoupled), (MODEL,)
@@ -154,7 +154,7 @@ def clean(
     from pipeline.server.run_folders import run_dir
     from pipeline.server.state import find_server
 
-    where = places()
+    where = folders()
     targets = removable(where, model, cache)
     server = find_server(run_dir(where))
     require_unused(where, targets, None if server is None else Path(server.repository))

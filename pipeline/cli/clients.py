@@ -11,7 +11,7 @@ import typer
 
 from pipeline.cli import continue_after, output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, input_path, resolve
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.errors import RequestError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def demo(
     from pipeline.cli.demo import run_demo
 
     ports = [f"server.{name}_port=0" for name in ("http", "grpc", "metrics")]
-    run_demo(resolve(model, profile, [*ports, *(overrides or [])]), places(), max_tokens)
+    run_demo(resolve(model, profile, [*ports, *(overrides or [])]), folders(), max_tokens)
 
 
 def batch(
@@ -258,7 +258,7 @@ def _address(url: str | None, protocol: Literal["grpc", "http"] | None) -> tuple
     from pipeline.server.run_folders import run_dir
     from pipeline.server.state import require_server
 
-    state = require_server(run_dir(places()), takes_url=True)
+    state = require_server(run_dir(folders()), takes_url=True)
     return (state.grpc_url if protocol == "grpc" else state.http_url), protocol
 
 
@@ -267,6 +267,6 @@ def _openai_url() -> str:
     from pipeline.errors import ServerError
     from pipeline.server.run_folders import run_dir
 
-    if (url := openai_url(run_dir(places()))) is None:
+    if (url := openai_url(run_dir(folders()))) is None:
         raise ServerError("No OpenAI API is running. Start one with `lookahead serve --background`, or name it: --url.")
     return url

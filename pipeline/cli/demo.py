@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.cli import output
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ServerError, UserError
 from pipeline.server.client import Completion, Protocol, TextQuery, complete
@@ -39,11 +39,11 @@ class _Way(NamedTuple):
 _WAYS = (_Way("grpc", True), _Way("grpc", False), _Way("http", True), _Way("http", False))
 
 
-def run_demo(resolved: ResolvedConfig, places: Places, max_tokens: int) -> None:
+def run_demo(resolved: ResolvedConfig, folders: Folders, max_tokens: int) -> None:
     """Serve, send requests and compare. Raises ServerError if two outputs of a prompt differ."""
-    check_start(resolved, places)
+    check_start(resolved, folders)
     with output.working("building the engine") as note:
-        served = prepare(resolved, places, note=note)
+        served = prepare(resolved, folders, note=note)
     query = TextQuery(
         PROMPTS[0],
         max_tokens,
@@ -52,7 +52,7 @@ def run_demo(resolved: ResolvedConfig, places: Places, max_tokens: int) -> None:
     )
     with _run_folder() as folder:
         with output.working("starting the server") as note:
-            running = launch(served, places, folder, note=note)
+            running = launch(served, folders, folder, note=note)
         try:
             state = running.state
             output.say(f"{state.model} ({state.profile}) on gRPC {state.grpc_url} and HTTP {state.http_url}\n")

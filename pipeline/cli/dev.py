@@ -8,7 +8,7 @@ import typer
 
 from pipeline.cli import options as shared
 from pipeline.cli import output
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.errors import ConfigError, UserError
 
 
@@ -27,7 +27,7 @@ def generate(
     """Write the generated files: JSON schemas, with which editors check YAML, and tables in the documentation."""
     from pipeline.cli.generated import generated_files, stale_files
 
-    files = generated_files(places().home)
+    files = generated_files(folders().home)
     stale = stale_files(files)
     if check and stale:
         raise ConfigError(f"Out of date: {', '.join(map(str, stale))}. Run `lookahead dev generate`.")

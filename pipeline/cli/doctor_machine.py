@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from pipeline.checkpoint.disk import gigabytes
 from pipeline.cli.options import resolve
-from pipeline.config.places import Places, places
+from pipeline.config.folders import Folders, folders
 from pipeline.engine.artifact import artifact_dir
 from pipeline.engine.backend import Finding, backend_of
 from pipeline.engine.fingerprint import version_of
@@ -29,7 +29,7 @@ def examine_machine() -> list[Finding]:
     """All findings, the cheapest checks first. Changes nothing and needs no network."""
     from pipeline.config.registry import backend_names
 
-    where = places()
+    where = folders()
     machine = [_python(), *_packages(), _compiler(), *_hardware(), *_room(where), *_server(where)]
     backends = [found for name in backend_names() for found in backend_of(name).findings()]
     return [*machine, _dynamo(), *backends, _hub()]
@@ -87,7 +87,7 @@ def _hardware() -> Iterator[Finding]:
         yield Finding("GPU", "ok", f"{hardware.gpu}, compute capability {hardware.compute_capability / 10:.1f}")
 
 
-def _room(where: Places) -> Iterator[Finding]:
+def _room(where: Folders) -> Iterator[Finding]:
     import psutil
 
     from pipeline.engine.memory import available_bytes
@@ -114,7 +114,7 @@ def _room(where: Places) -> Iterator[Finding]:
             yield Finding(part, "ok", found)
 
 
-def _server(where: Places) -> Iterator[Finding]:
+def _server(where: Folders) -> Iterator[Finding]:
     from pipeline.errors import ServerError
     from pipeline.server.installation import backends_dir, usable_installation
 
@@ -155,14 +155,14 @@ def examine_config(model: str, profile: str, overrides: Sequence[str]) -> Iterat
         return
     yield Finding(subject, "ok", f"the settings are valid for backend {resolved.backend}")
     backend = backend_of(resolved.backend)
-    folder = artifact_dir(places(), resolved.model.name, resolved.profile.name)
+    folder = artifact_dir(folders(), resolved.model.name, resolved.profile.name)
 
     def check_build() -> str:
         backend.require_resources(resolved, folder)
         return "tools, disk and memory suffice"
 
     yield _tried("build here", check_build)
-    yield _tried("serve here", lambda: check_start(resolved, places()))
+    yield _tried("serve here", lambda: check_start(resolved, folders()))
     if resolved.profile.server.discovery == "etcd":
         yield _tried("discovery", check_etcd)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from pipeline.cli import output
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.failover import FailoverReport, verify_failover
 from pipeline.dynamo.fleet import check_fleet, openai_url, start_fleet
@@ -22,17 +22,17 @@ _SHOWN = 5
 _OWN = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0, "host": LOOPBACK, "api_keys": ()}
 
 
-def run_failover(resolved: ResolvedConfig, places: Places, num_kills: int, max_tokens: int, as_json: bool) -> None:
+def run_failover(resolved: ResolvedConfig, folders: Folders, num_kills: int, max_tokens: int, as_json: bool) -> None:
     """Run the comparison. Raises typer.Exit with code 1 if an output differs or a request fails."""
     server = resolved.profile.server
     settings = {"openai": True, "replicas": max(2, server.replicas), "max_restarts": num_kills, **_OWN}
     resolved = resolved.with_settings("server", **settings)
-    check_start(resolved, places)
+    check_start(resolved, folders)
     check_fleet(resolved)
     with output.working("failover") as note:
-        served = prepare(resolved, places, note=note)
+        served = prepare(resolved, folders, note=note)
         folder = Path(tempfile.mkdtemp(prefix="lookahead-failover-"))
-        fleet = start_fleet(served, places, folder, note=note)
+        fleet = start_fleet(served, folders, folder, note=note)
         try:
             url = openai_url(folder)
             assert url is not None, "a fleet with the OpenAI API has a URL"

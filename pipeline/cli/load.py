@@ -9,7 +9,7 @@ import typer
 
 from pipeline.cli import options as shared
 from pipeline.cli import output
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 
 if TYPE_CHECKING:
     from pipeline.bench.load import LoadResult
@@ -59,7 +59,7 @@ def load(
     from pipeline.server.state import require_server
 
     rows = load_workload(data or DEFAULT_PROMPTS)
-    target = url or require_server(run_dir(places()), takes_url=True).grpc_url
+    target = url or require_server(run_dir(folders()), takes_url=True).grpc_url
     shared.check_url(target, allow_remote)
     names: list[str | None] = [None] if strategies is None else [*shared.words("--strategies", strategies)]
     for name in filter(None, names):
@@ -95,7 +95,7 @@ def front_door(
     from pipeline.server.run_folders import run_dir
     from pipeline.server.state import require_server
 
-    folder = run_dir(places())
+    folder = run_dir(folders())
     endpoints = endpoints_of(require_server(folder), openai_url(folder))
     with output.steps("asking", num_requests * len(endpoints)) as step:
         costs = cost_of(times_to_first_token(endpoints, num_requests, step))

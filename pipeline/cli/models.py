@@ -9,11 +9,11 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.config.places import Places
+    from pipeline.config.folders import Folders
     from pipeline.config.schema import Frozen, ModelConfig, ProfileConfig
     from pipeline.server.memory_fit import MemoryFit
 
@@ -32,7 +32,7 @@ def models(as_json: Json = False) -> None:
     from pipeline.config.loading import built_models, names_in
     from pipeline.config.resolution import load_model, load_profile
 
-    where = places()
+    where = folders()
 
     def cells(model: ModelConfig, fit: Cells) -> Cells:
         source = describe_source(model)
@@ -54,7 +54,7 @@ def profiles(model: Model = DEFAULT_MODEL, as_json: Json = False) -> None:
     from pipeline.config.loading import names_in
     from pipeline.config.resolution import load_model, load_profile
 
-    where = places()
+    where = folders()
 
     def cells(profile: ProfileConfig, fit: Cells) -> Cells:
         engine, drafting = profile.engine, profile.drafting
@@ -70,9 +70,9 @@ def profiles(model: Model = DEFAULT_MODEL, as_json: Json = False) -> None:
 
 def _find(
     names: Iterable[str],
-    load: Callable[[str, Places], Entry],
+    load: Callable[[str, Folders], Entry],
     pair_of: Callable[[str], tuple[str, str]],
-    where: Places,
+    where: Folders,
 ) -> tuple[list[tuple[Entry, MemoryFit]], list[ConfigError]]:
     """Return the configs with the memory that each needs, and the faults of the others. pair_of: the model and the
     profile for the estimate."""
@@ -131,7 +131,7 @@ def _count(number: int) -> str:
     return f"{number / 1e6:.0f} M" if number >= 1e6 else f"{number / 1e3:.0f} K"
 
 
-def _built(model: str, where: Places) -> str:
+def _built(model: str, where: Folders) -> str:
     from pipeline.engine.artifact import artifacts_of
 
     return ", ".join(sorted({folder.name for folder in artifacts_of(where, model)})) or "-"

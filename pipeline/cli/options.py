@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli import output
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.errors import UserError
 from pipeline.files import STDOUT
 
@@ -150,7 +150,7 @@ def built_artifact(resolved: ResolvedConfig) -> Artifact:
     from pipeline.tuning.planned_engine import planned_engine
 
     with output.working("opening the engine") as note:
-        return planned_engine(resolved, places(), note=note).artifact
+        return planned_engine(resolved, folders(), note=note).artifact
 
 
 def check_url(url: str | None, allow_remote: bool, resolved: ResolvedConfig | None = None) -> None:
@@ -163,7 +163,7 @@ def check_url(url: str | None, allow_remote: bool, resolved: ResolvedConfig | No
     from pipeline.server.state import find_server
 
     check_address(url, allow_remote)
-    state = None if resolved is None or allow_remote else find_server(run_dir(places()))
+    state = None if resolved is None or allow_remote else find_server(run_dir(folders()))
     if state is None or resolved is None or url.rpartition(":")[2] != state.grpc_url.rpartition(":")[2]:
         return
     if (state.model, state.profile) != (resolved.model.name, resolved.profile.name):

@@ -10,7 +10,7 @@ import typer
 
 from pipeline.cli import Terminated, continue_after, output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, Verbose, resolve
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.errors import BuildError, ServerError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def serve(
     from pipeline.server.startup import check_start, prepare, start_commands
     from pipeline.server.state import require_no_server
 
-    where = places()
+    where = folders()
     if dry_run:
         from pipeline.config.resolution import dump_resolved
 
@@ -104,7 +104,7 @@ def stop(
     from pipeline.dynamo.fleet import stop_fleet
     from pipeline.server.run_folders import base_dir, free_dir, locked, run_dir
 
-    where = places()
+    where = folders()
     with locked(base_dir(where), lambda: output.note("waiting for the end of another switch or stop")):
         stopped = stop_fleet(run_dir(where), drain)
         stop_fleet(free_dir(base_dir(where)))  # servers of an interrupted switch
@@ -124,7 +124,7 @@ def status(as_json: Json = False) -> None:
     from pipeline.server.service import find_services
     from pipeline.server.state import STATE, find_replicas, find_server, is_ready
 
-    where = places()
+    where = folders()
     folder = run_dir(where)
     state = find_server(folder)
     if state is None:
@@ -184,7 +184,7 @@ def _costs_of(state: ServerState) -> str | None:
     from pipeline.engine.artifact import artifact_dir, load_artifact
     from pipeline.tuning.planned_engine import stored_cost_curve
 
-    where = places()
+    where = folders()
     try:
         folder = artifact_dir(where, state.model, state.profile)
         stored = stored_cost_curve(load_artifact(folder, where.cache, check_runnable=False))
@@ -214,7 +214,7 @@ def switch(
     from pipeline.server.startup import prepare
     from pipeline.server.switch import require_other, resolve_other, running_served
 
-    where = places()
+    where = folders()
     folder = run_dir(where)
     before = running_served(where, folder)
     if model is None:

@@ -8,7 +8,7 @@ import typer
 
 from pipeline.cli import options as shared
 from pipeline.cli import output
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 
 if TYPE_CHECKING:
     from pipeline.bench.report.results import SummaryRow
@@ -47,7 +47,7 @@ def tune(
     rows = load_workload(data or DEFAULT_PROMPTS, limit)
     chosen = candidates(resolved)
     with output.working("preparing the engine") as note:
-        artifact = build_engine(resolved, places(), note=note).artifact
+        artifact = build_engine(resolved, folders(), note=note).artifact
         codec = codec_of(artifact)
         options = MeasureOptions(
             max_new_tokens=max_new_tokens, end_ids=codec.end_ids, warmth="warm", raw=not resolved.model.chat_template

@@ -10,7 +10,7 @@ import typer
 
 from pipeline.cli import options as shared
 from pipeline.cli import output
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _check_engine(
 
     from pipeline.bench.validation.engine_checks import CheckOptions, run_checks
     from pipeline.bench.validation.shapes import LARGE_SHAPES, SHAPES
-    from pipeline.bench.validation.validation import private_places
+    from pipeline.bench.validation.validation import private_folders
     from pipeline.bench.validation.validation_report import write_engine_report
     from pipeline.config.hardware import detect_hardware
 
@@ -132,7 +132,7 @@ def _check_engine(
     shared.resolve(model, shared.DEFAULT_PROFILE, ("backend=torch", f"device={device}"))
     folder = _new_folder(out)
     folder.mkdir(parents=True, exist_ok=True)
-    own, _ = private_places(places(), folder)
+    own, _ = private_folders(folders(), folder)
 
     def on_result(done: list[dict[str, Any]]) -> None:
         write_engine_report(folder, asdict(options), done)
@@ -158,12 +158,12 @@ def _new_folder(out: Path | None) -> Path:
 
 def _run(plan: ValidationPlan, folder: Path) -> list[StageResult]:
     """Run all stages. Engines and server are created in the folder. The report is updated after each stage."""
-    from pipeline.bench.validation.validation import private_places, run_stages, stages_of
+    from pipeline.bench.validation.validation import private_folders, run_stages, stages_of
     from pipeline.bench.validation.validation_report import report_of, write_report
     from pipeline.server.run_folders import run_dir
     from pipeline.server.state import find_server
 
-    own, environment = private_places(places(), folder)
+    own, environment = private_folders(folders(), folder)
 
     def server_address() -> str | None:
         state = find_server(run_dir(own))

@@ -10,7 +10,7 @@ import typer
 from pipeline.cli import options as shared
 from pipeline.cli import output
 from pipeline.cli.grammar import guide_file
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def verify(
     if failover:
         from pipeline.cli.failover import run_failover
 
-        run_failover(resolved, places(), num_kills, max_new_tokens, as_json)
+        run_failover(resolved, folders(), num_kills, max_new_tokens, as_json)
         return
 
     from pipeline.bench.contenders.in_process import choose_strategies

@@ -20,7 +20,7 @@ from pipeline.bench.verify.remote import judging_config, remote_strategies, veri
 from pipeline.bench.verify.verify import Comparison, epsilon_of, verify_in_process
 from pipeline.cli import output
 from pipeline.cli.grammar import require_matching
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.decoding.tree import IntArray
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.build import build_engine
@@ -40,7 +40,7 @@ Outputs = Iterable[tuple[IntArray, Sequence[int]]]
 def server_of(artifact: Artifact) -> str | None:
     """gRPC address of the server that `lookahead serve` started; None if it does not serve this artifact. Raises
     UserError if it serves another build of the artifact."""
-    state, manifest = server_state.find_server(run_dir(places())), artifact.manifest
+    state, manifest = server_state.find_server(run_dir(folders())), artifact.manifest
     if state is None or (state.model, state.profile) != (manifest.model, manifest.profile):
         return None
     front = read(Path(state.repository, FRONT_MODEL, CONFIG))
@@ -104,7 +104,7 @@ def compare_in_process(
 def agreement_of(artifact: Artifact, outputs: Outputs) -> float:
     """Share of the tokens of greedy outputs that transformers would choose too."""
     output.note("comparing with transformers and the checkpoint's weights")
-    return agreement(load_reference(artifact.resolved, places()), outputs)
+    return agreement(load_reference(artifact.resolved, folders()), outputs)
 
 
 def compare_through_server(
@@ -129,7 +129,7 @@ def compare_through_server(
     def judge() -> tuple[Engine, float]:
         output.note("two outputs differ: computing their logits with the torch engine")
         resolved = judging_config(artifact.resolved, torch.cuda.is_available())
-        engine = load_engine(build_engine(resolved, places(), note=output.note).artifact)
+        engine = load_engine(build_engine(resolved, folders(), note=output.note).artifact)
         return engine, epsilon_of(artifact.resolved.dtype, same_bits=False)
 
     output.note(f"server: {url}; greedy outputs only, as this backend's sampling depends on the steps of a request")

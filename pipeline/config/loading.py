@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.faults import Fault, KeyPath, did_you_mean
-from pipeline.config.places import SHIPPED, Places, expanded
+from pipeline.config.folders import SHIPPED, Folders, expanded
 from pipeline.config.yaml_text import parse_yaml
 from pipeline.errors import ConfigError
 
@@ -38,22 +38,22 @@ def names_in(folders: Iterable[Path]) -> list[str]:
     return sorted({path.stem for folder in folders for path in folder.glob("[!.]*.yaml") if path.is_file()})
 
 
-def built_models(places: Places) -> dict[str, Path]:
+def built_models(folders: Folders) -> dict[str, Path]:
     """The settings of the latest engine of each model, by the model's name."""
-    paths = [path for folder in places.engine_folders for path in folder.glob(f"[!.]*/[!.]*/{RESOLVED}")]
+    paths = [path for folder in folders.engine_folders for path in folder.glob(f"[!.]*/[!.]*/{RESOLVED}")]
     return {path.parents[1].name: path for path in sorted(paths, key=lambda path: path.stat().st_mtime)}
 
 
-def find_model(name: str, places: Places) -> Path:
+def find_model(name: str, folders: Folders) -> Path:
     """Path of a model YAML, a checkpoint folder, a GGUF file, or the settings of an engine. Raises ConfigError with a
     suggestion."""
     other = "a path to a YAML, a checkpoint folder or a GGUF file, or owner/name on the Hugging Face hub,"
-    return _find(name, places.models, "model", other, lambda: built_models(places))
+    return _find(name, folders.models, "model", other, lambda: built_models(folders))
 
 
-def find_profile(name: str, places: Places) -> Path:
+def find_profile(name: str, folders: Folders) -> Path:
     """Path of a profile YAML. Raises ConfigError with a suggestion."""
-    return _find(name, places.profiles, "profile", "a path to a YAML")
+    return _find(name, folders.profiles, "profile", "a path to a YAML")
 
 
 def _find(

@@ -14,6 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from pipeline.config.faults import Fault, KeyPath, faults_of_validation, origin_of, raise_faults, without
+from pipeline.config.folders import Folders, expanded, folders
 from pipeline.config.hardware import Hardware, detect_hardware
 from pipeline.config.loading import (
     RESOLVED,
@@ -26,7 +27,6 @@ from pipeline.config.loading import (
     shown,
     with_overrides,
 )
-from pipeline.config.places import Places, expanded, places
 from pipeline.config.registry import AUTO, FALLBACK, BackendSettings, backend_names, load_backend
 from pipeline.config.rules import faults_of_pair, faults_of_profile, lookahead_for
 from pipeline.config.schema import (
@@ -68,7 +68,7 @@ def resolve_config(
     profile: str,
     overrides: Sequence[str] = (),
     *,
-    where: Places | None = None,
+    where: Folders | None = None,
     hardware: Hardware | None = None,
     backend_rules: bool = True,
     note: Callable[[str], None] = lambda text: None,
@@ -76,7 +76,7 @@ def resolve_config(
     """Read a model and a profile, apply overrides, check and resolve. model: its name, or its settings. backend_rules:
     False skips the checks of the backend. note: called for each setting that is clipped to the model's limits. Raises
     ConfigError with all faults of both files and of their combination."""
-    where, hardware = where or places(), hardware or detect_hardware()
+    where, hardware = where or folders(), hardware or detect_hardware()
 
     def resolved_with(more: Sequence[str], note: Callable[[str], None] = lambda text: None) -> _Resolution:
         return _resolve(model, profile, (*overrides, *more), where, hardware, backend_rules, note)
@@ -91,7 +91,7 @@ def _resolve(
     model: str | ModelConfig,
     profile: str,
     overrides: Sequence[str],
-    where: Places,
+    where: Folders,
     hardware: Hardware,
     backend_rules: bool,
     note: Callable[[str], None],
@@ -134,14 +134,14 @@ def _with_checked_fix(
     return fault
 
 
-def load_model(name: str, where: Places | None = None) -> ModelConfig:
+def load_model(name: str, where: Folders | None = None) -> ModelConfig:
     """Load one model. Raises ConfigError with all its faults."""
-    return _load(_raw_model(name, where or places()), ModelConfig)
+    return _load(_raw_model(name, where or folders()), ModelConfig)
 
 
-def load_profile(name: str, where: Places | None = None) -> ProfileConfig:
+def load_profile(name: str, where: Folders | None = None) -> ProfileConfig:
     """Load one profile. Raises ConfigError with all its faults."""
-    raw = read_settings(find_profile(name, where or places()))
+    raw = read_settings(find_profile(name, where or folders()))
     profile = _load(raw, ProfileConfig)
     backend: BackendSettings = load_backend(FALLBACK if profile.backend == AUTO else profile.backend)
     conflicts = [*faults_of_profile(profile), *backend.profile_faults(profile, None)]
@@ -167,7 +167,7 @@ def load_resolved(path: Path) -> ResolvedConfig:
     return _load(RawSettings(data, {(): shown(path)}), ResolvedConfig)
 
 
-def _raw_model(model: str | ModelConfig, where: Places) -> RawSettings:
+def _raw_model(model: str | ModelConfig, where: Folders) -> RawSettings:
     if isinstance(model, ModelConfig):
         return RawSettings(model.model_dump(mode="json"), {(): f"the settings of {model.name}"})
     # Served models read resolved configs without the libraries that this module needs.

@@ -18,7 +18,7 @@ from typing import NoReturn
 import httpx
 from pydantic import ValidationError
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.dynamo.fleet import Fleet, start_fleet, stop_fleet
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
@@ -54,7 +54,7 @@ _LEAVE_S = 20.0
 _POLL_S = 0.1
 
 
-def switch_fleet(before: PreparedServer, after: PreparedServer, places: Places, base: Path, note: Note) -> Fleet:
+def switch_fleet(before: PreparedServer, after: PreparedServer, folders: Folders, base: Path, note: Note) -> Fleet:
     """Replace the running servers of `before` by detached servers of `after`. base: folder of the run folders.
 
     Raises ServerError with the reason if the new servers do not start. The old ones then continue, or start again. Also
@@ -62,10 +62,10 @@ def switch_fleet(before: PreparedServer, after: PreparedServer, places: Places, 
     with locked(base, _refuse):
         folder = serving_dir(base)
         if (reason := obstacle(after, folder)) is None:
-            return _exchange(after, places, base, note)
+            return _exchange(after, folders, base, note)
         note(f"{reason}; running requests finish, then the old server stops before the new one starts")
         _leave_learned(folder, folder, note)
-        start = partial(start_fleet, places=places, run_dir=folder, detach=True, note=note)
+        start = partial(start_fleet, folders=folders, run_dir=folder, detach=True, note=note)
         return switch_server(before, after, folder, note, partial(stop_fleet, folder, drain=True), start)
 
 
@@ -87,14 +87,14 @@ def obstacle(after: PreparedServer, folder: Path) -> str | None:
     return None
 
 
-def _exchange(after: PreparedServer, places: Places, base: Path, note: Note) -> Fleet:
+def _exchange(after: PreparedServer, folders: Folders, base: Path, note: Note) -> Fleet:
     old_dir, new_dir = serving_dir(base), free_dir(base)
     old = require_server(old_dir)
     stop_fleet(new_dir)  # servers of an interrupted switch
     _share_gateway(old_dir, new_dir)
     _leave_learned(old_dir, new_dir, note)
     note("starting the new server beside the old one")
-    fleet = start_fleet(after, places, new_dir, beside=True, detach=True, note=note)
+    fleet = start_fleet(after, folders, new_dir, beside=True, detach=True, note=note)
     try:
         _redirect_gateway(old, fleet, after, base, new_dir)
     except BaseException:

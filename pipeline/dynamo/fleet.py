@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.card import write_card
 from pipeline.dynamo.services import (
@@ -108,7 +108,7 @@ class Fleet:
 
 def start_fleet(
     served: PreparedServer,
-    places: Places,
+    folders: Folders,
     run_dir: Path,
     *,
     join: bool = False,
@@ -127,7 +127,7 @@ def start_fleet(
     if beside:
         served = _on_free_ports(served)
     if not server.openai:
-        alone = launch(served, places, run_dir, with_gateway=not beside, detach=detach, verbose=verbose, note=note)
+        alone = launch(served, folders, run_dir, with_gateway=not beside, detach=detach, verbose=verbose, note=note)
         return Fleet([alone], [])
     require_dynamo()
     for attempt in range(ATTEMPTS):
@@ -141,7 +141,7 @@ def start_fleet(
                 first = number == 1
                 running = launch(
                     served if first else _on_free_ports(served),
-                    places,
+                    folders,
                     replica_dir(run_dir, number),
                     with_openai=first and not join,
                     with_gateway=first and not beside,

@@ -25,8 +25,8 @@ from pydantic import Field, ValidationError
 
 from pipeline.checkpoint.disk import PARTIAL, link_or_copy, make_folder, whole_folder
 from pipeline.checkpoint.hashing import remembered_sha256
+from pipeline.config.folders import Folders
 from pipeline.config.loading import RESOLVED
-from pipeline.config.places import Places
 from pipeline.config.resolution import dump_resolved, load_resolved
 from pipeline.config.schema import Frozen, ResolvedConfig
 from pipeline.engine.backend import backend_of
@@ -84,14 +84,14 @@ class Artifact:
         return self.folder / TOKENIZER
 
 
-def artifact_dir(places: Places, model: str, profile: str) -> Path:
+def artifact_dir(folders: Folders, model: str, profile: str) -> Path:
     """Folder of the artifact of a model under a profile, built or not."""
-    return places.engines / model / profile
+    return folders.engines / model / profile
 
 
-def artifacts_of(places: Places, model: str) -> list[Path]:
+def artifacts_of(folders: Folders, model: str) -> list[Path]:
     """Folders of all artifacts of a model, those of `shared_engines` last."""
-    return [path.parent for root in places.engine_folders for path in sorted((root / model).glob(f"*/{MANIFEST}"))]
+    return [path.parent for root in folders.engine_folders for path in sorted((root / model).glob(f"*/{MANIFEST}"))]
 
 
 def load_artifact(folder: Path, cache_dir: Path, *, check_runnable: bool = True) -> Artifact:
@@ -166,14 +166,14 @@ def share_folder(source: Path, target: Path, share_file: Callable[[Path, Path], 
 
 
 @contextmanager
-def build_lock(places: Places, model: str, on_wait: Callable[[str], None]) -> Iterator[None]:
+def build_lock(folders: Folders, model: str, on_wait: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock that permits one build per model at a time. on_wait: called if another build holds it."""
-    locks = places.engines / LOCKS
+    locks = folders.engines / LOCKS
     make_folder(locks)
     # Opened for reading, so that a finished engine in a read-only folder can be used.
     with open(os.open(locks / model, os.O_RDONLY | os.O_CREAT, 0o644)) as file:
         wait_for_lock(file, lambda: on_wait(f"another build of {model} is running; waiting for it"))
-        folder = places.engines / model
+        folder = folders.engines / model
         for leftover in folder.glob(f"{PARTIAL}*"):  # of a killed build, since this process holds the lock
             shutil.rmtree(leftover)
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from pipeline.checkpoint.checkpoint import Checkpoint
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.registry import BackendSettings, load_backend
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.command import MakeCommand, StartCommand
@@ -84,7 +84,7 @@ class Backend(BackendSettings, Protocol):
         """Description of a build, one line of text per entry. Uses no network and no files."""
         return {}
 
-    def full_plan(self, resolved: ResolvedConfig, places: Places) -> tuple[str, Mapping[str, Any]] | None:
+    def full_plan(self, resolved: ResolvedConfig, folders: Folders) -> tuple[str, Mapping[str, Any]] | None:
         """Every command of a build and of a start, as text and as JSON values. None if there is only `plan`."""
         return None
 
@@ -127,17 +127,17 @@ class Backend(BackendSettings, Protocol):
         """Raise ServerError for settings that cannot be served."""
         return
 
-    def check_start(self, resolved: ResolvedConfig, places: Places) -> str:
+    def check_start(self, resolved: ResolvedConfig, folders: Folders) -> str:
         """Return the name of the server program. Raises ServerError if this machine cannot serve. Called before an
         engine is built."""
 
     def make_command(
-        self, resolved: ResolvedConfig, repository: Path, places: Places, run_dir: Path, log: Path | None, note: Note
+        self, resolved: ResolvedConfig, repository: Path, folders: Folders, run_dir: Path, log: Path | None, note: Note
     ) -> MakeCommand:
         """The command of a server on a rendered repository. run_dir: folder for files of the server. log: file of
         Triton's verbose log, if any. Raises ServerError if the server cannot start here."""
 
-    def shown_commands(self, resolved: ResolvedConfig, repository: Path, places: Places) -> Sequence[StartCommand]:
+    def shown_commands(self, resolved: ResolvedConfig, repository: Path, folders: Folders) -> Sequence[StartCommand]:
         """The commands of a start, in order, without running them."""
 
     # Reports.

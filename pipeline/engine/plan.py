@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.fetch import describe_source, known_content_hash
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import artifact_dir, artifacts_of, load_artifact
 from pipeline.engine.backend import backend_of
@@ -16,9 +16,9 @@ from pipeline.errors import BuildError
 from pipeline.files import write_whole
 
 
-def engine_plan(resolved: ResolvedConfig, places: Places) -> dict[str, Any]:
+def engine_plan(resolved: ResolvedConfig, folders: Folders) -> dict[str, Any]:
     """Return checkpoint, folder, sizes and state of an engine. Uses no network and writes no files."""
-    folder = artifact_dir(places, resolved.model.name, resolved.profile.name)
+    folder = artifact_dir(folders, resolved.model.name, resolved.profile.name)
     lookahead, backend = resolved.lookahead, backend_of(resolved.backend)
     backend.check(resolved)
     return {
@@ -35,25 +35,25 @@ def engine_plan(resolved: ResolvedConfig, places: Places) -> dict[str, Any]:
         "lookahead_draft_len": lookahead.max_draft_len,
         "lookahead_origin": lookahead.origin,
         **backend.plan(resolved),
-        "state": _state(resolved, places),
+        "state": _state(resolved, folders),
     }
 
 
-def write_plan(plan: Mapping[str, Any], resolved: ResolvedConfig, places: Places) -> Path:
+def write_plan(plan: Mapping[str, Any], resolved: ResolvedConfig, folders: Folders) -> Path:
     """Write a plan as JSON beside the engines of its model. Returns the path."""
-    path = places.engines / resolved.model.name / f"{resolved.profile.name}.plan.json"
+    path = folders.engines / resolved.model.name / f"{resolved.profile.name}.plan.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(plan, indent=2) + "\n")
     return path
 
 
-def _state(resolved: ResolvedConfig, places: Places) -> str:
-    built = artifacts_of(places, resolved.model.name)
+def _state(resolved: ResolvedConfig, folders: Folders) -> str:
+    built = artifacts_of(folders, resolved.model.name)
     folder = next((each for each in built if each.name == resolved.profile.name), None)
     if folder is None:
         return "not built"
     try:
-        present = load_artifact(folder, places.cache)
+        present = load_artifact(folder, folders.cache)
     except BuildError as error:
         return f"to be built again: {error}"
     # If only a download gives the checkpoint's hash, the artifact's checkpoint is assumed to be unchanged.

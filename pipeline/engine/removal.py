@@ -8,31 +8,31 @@ from pathlib import Path
 from stat import S_ISREG
 
 from pipeline.checkpoint.disk import PARTIAL
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.engine.artifact import COSTS, FIRST_ROWS, LOCKS, MANIFEST, STAGES
 from pipeline.errors import BuildError
 from pipeline.files import try_lock
 
 
-def removable(places: Places, model: str | None, cache: bool) -> list[Path]:
+def removable(folders: Folders, model: str | None, cache: bool) -> list[Path]:
     """Folders of artifacts and leftovers below the engines folder; with `cache` the download folders too. Raises
     BuildError if there are no engines of the model."""
-    folders = [places.engines / model] if model is not None else sorted(places.engines.glob("*"))
-    if model is not None and not folders[0].is_dir():
-        raise BuildError(f"There are no engines of '{model}' in {places.engines}.")
-    found = [path for folder in folders for path in sorted(folder.glob("*")) if _is_removable(path)]
+    paths = [folders.engines / model] if model is not None else sorted(folders.engines.glob("*"))
+    if model is not None and not paths[0].is_dir():
+        raise BuildError(f"There are no engines of '{model}' in {folders.engines}.")
+    found = [path for folder in paths for path in sorted(folder.glob("*")) if _is_removable(path)]
     if cache:
-        found += [path for name in ("wheels", "random", "kernels") if (path := places.cache / name).is_dir()]
+        found += [path for name in ("wheels", "random", "kernels") if (path := folders.cache / name).is_dir()]
     return found
 
 
-def require_unused(places: Places, folders: Sequence[Path], served: Path | None) -> None:
-    """Raise BuildError if a build writes into the folders, or a server uses them. served: the server's repository."""
-    for folder in folders:
+def require_unused(folders: Folders, paths: Sequence[Path], served: Path | None) -> None:
+    """Raise BuildError if a build writes into one of the paths, or a server uses it. served: its repository."""
+    for folder in paths:
         if served is not None and served.is_relative_to(folder):
             raise BuildError(f"{folder} is being served. Stop the server with `lookahead stop` first.")
-        lock = places.engines / LOCKS / folder.parent.name
-        if folder.parent.parent == places.engines and lock.is_file():
+        lock = folders.engines / LOCKS / folder.parent.name
+        if folder.parent.parent == folders.engines and lock.is_file():
             with lock.open() as file:
                 if not try_lock(file, shared=True):
                     raise BuildError(
@@ -46,20 +46,20 @@ def _is_removable(path: Path) -> bool:
     return path.name in (STAGES, COSTS, FIRST_ROWS) or path.name.startswith(PARTIAL) or (path / MANIFEST).is_file()
 
 
-def remove(folders: Sequence[Path]) -> None:
-    """Remove folders, and model folders that are empty afterwards."""
-    for folder in folders:
+def remove(paths: Sequence[Path]) -> None:
+    """Remove folders, and folders of models that are empty afterwards."""
+    for folder in paths:
         shutil.rmtree(folder)
         if not any(folder.parent.iterdir()):
             folder.parent.rmdir()
 
 
-def sizes_of(folders: Sequence[Path]) -> list[int]:
-    """Bytes that the removal of each folder frees, if the folders are removed in order: files that several profiles
+def sizes_of(paths: Sequence[Path]) -> list[int]:
+    """Bytes that the removal of each folder frees, if they are removed in order: files that several profiles
     share count in the last one."""
-    files = [(path.stat(), index) for index, folder in enumerate(folders) for path in folder.rglob("*")]
+    files = [(path.stat(), index) for index, folder in enumerate(paths) for path in folder.rglob("*")]
     last = {(state.st_dev, state.st_ino): (state.st_size, index) for state, index in files if S_ISREG(state.st_mode)}
-    sizes = [0] * len(folders)
+    sizes = [0] * len(paths)
     for size, index in last.values():
         sizes[index] += size
     return sizes

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from pipeline.backends.tensorrt_llm.build_context import build_context_of
 from pipeline.config.faults import fault, one_of, raise_faults
-from pipeline.config.places import expanded
+from pipeline.config.folders import expanded
 from pipeline.config.schema import (
     Frozen,
     GgufCheckpoint,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config.places import CODE
+from pipeline.config.folders import CODE
 from pipeline.config.schema import ResolvedConfig
 from pipeline.config.threads import NUM_THREADS
 from pipeline.engine.command import Listening, Ports

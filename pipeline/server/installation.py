@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config.places import CODE, Places, expanded
+from pipeline.config.folders import CODE, Folders, expanded
 from pipeline.config.threads import NUM_THREADS, WAIT_POLICY, num_threads
 from pipeline.decoding import compile_cache
 from pipeline.errors import ServerError
@@ -90,12 +90,12 @@ def prepare_backends(installation: Installation, folder: Path) -> Path | None:
     return folder
 
 
-def usable_installation(places: Places) -> Installation:
+def usable_installation(folders: Folders) -> Installation:
     """Find a tritonserver that can run here. Raises ServerError if there is none, or if its Python backend does not
     work with this environment or these folders."""
     installation = find_installation()
     check_interpreter(installation)
-    check_paths(places)
+    check_paths(folders)
     return installation
 
 
@@ -118,11 +118,11 @@ def check_interpreter(installation: Installation) -> None:
         )
 
 
-def check_paths(places: Places) -> None:
+def check_paths(folders: Folders) -> None:
     """Raise ServerError if a folder has a path that is not ASCII, because the stubs cannot open its files."""
-    for folder in (Path(sys.prefix), CODE, places.home, places.engines):
+    for folder in (Path(sys.prefix), CODE, folders.home, folders.engines):
         if not str(folder).isascii():
-            moved = folder == places.engines and str(places.home).isascii() and str(CODE).isascii()
+            moved = folder == folders.engines and str(folders.home).isascii() and str(CODE).isascii()
             remedy = "Set LOOKAHEAD_ENGINES to" if moved else "Move the project to"
             after = "" if moved else ", and run `make setup` there"
             raise ServerError(
@@ -132,7 +132,7 @@ def check_paths(places: Places) -> None:
 
 
 def server_environment(
-    places: Places, installation: Installation, environment: Mapping[str, str] = os.environ, *, replicas: int = 1
+    folders: Folders, installation: Installation, environment: Mapping[str, str] = os.environ, *, replicas: int = 1
 ) -> dict[str, str]:
     """Environment variables of the server and its stubs. replicas: servers that share this machine's cores.
 
@@ -150,16 +150,16 @@ def server_environment(
     result.setdefault(NUM_THREADS, str(num_threads(replicas, environment)))
     # The stubs may run another interpreter than the virtual environment, whose compiled loops they reuse.
     result[compile_cache.VARIABLE] = str(compile_cache.cache_path().parent)
-    return result | served_variables(places)
+    return result | served_variables(folders)
 
 
-def served_variables(places: Places) -> dict[str, str]:
+def served_variables(folders: Folders) -> dict[str, str]:
     """Environment variables of every served model, on this machine or in a container."""
     return {
-        "LOOKAHEAD_HOME": str(places.home),
+        "LOOKAHEAD_HOME": str(folders.home),
         "LOOKAHEAD_CODE": str(CODE),
-        "LOOKAHEAD_ENGINES": str(places.engines),
-        "LOOKAHEAD_CACHE": str(places.cache),
+        "LOOKAHEAD_ENGINES": str(folders.engines),
+        "LOOKAHEAD_CACHE": str(folders.cache),
         "OPENBLAS_NUM_THREADS": "1",  # for numpy; the engine's passes do not use OpenBLAS
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",

@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.files import wait_for_lock, write_whole
 
 RUN = ".run"
 _SERVING, _SECOND = "serving", "second"
 
 
-def base_dir(places: Places) -> Path:
+def base_dir(folders: Folders) -> Path:
     """The first run folder. The second one is its subfolder."""
-    return places.engines / RUN
+    return folders.engines / RUN
 
 
-def run_dir(places: Places) -> Path:
+def run_dir(folders: Folders) -> Path:
     """The run folder in which the servers of `lookahead serve` run."""
-    return serving_dir(base_dir(places))
+    return serving_dir(base_dir(folders))
 
 
 def serving_dir(base: Path) -> Path:

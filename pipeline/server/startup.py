@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact, artifact_dir
 from pipeline.engine.backend import Note, backend_of
@@ -28,15 +28,15 @@ class PreparedServer:
     repository: Path
 
 
-def check_start(resolved: ResolvedConfig, places: Places) -> str:
+def check_start(resolved: ResolvedConfig, folders: Folders) -> str:
     """Name of the program that will serve. Raises ServerError if a server cannot start here. To be called before an
     engine is built."""
     choose_ports(resolved.profile.server)
-    return backend_of(resolved.backend).check_start(resolved, places)
+    return backend_of(resolved.backend).check_start(resolved, folders)
 
 
 def prepare(
-    resolved: ResolvedConfig, places: Places, out_dir: Path | None = None, note: Note = lambda text: None
+    resolved: ResolvedConfig, folders: Folders, out_dir: Path | None = None, note: Note = lambda text: None
 ) -> PreparedServer:
     """Build the engine, and render the repository to out_dir or beside the engine. Raises ServerError for settings that
     only work in process, and the errors of `create_drafter` and `planned_engine`."""
@@ -49,17 +49,17 @@ def prepare(
 
     # Reports an unreadable trie snapshot here, not in the log of a server that does not start.
     create_drafter(resolved.profile.drafting.sources, resolved.lookahead, vocab_size=1, kinds={TrieSource.name})
-    result = planned_engine(resolved, places, note=note)
+    result = planned_engine(resolved, folders, note=note)
     note(f"engine: {result.text} ({result.artifact.folder})")
     repository = repository_dir(result.artifact) if out_dir is None else out_dir
-    render(resolved, result.artifact, repository, places.home / "triton_repo")
+    render(resolved, result.artifact, repository, folders.home / "triton_repo")
     note(f"model repository: {repository}")
     return PreparedServer(resolved, result.artifact, repository)
 
 
 def launch(
     served: PreparedServer,
-    places: Places,
+    folders: Folders,
     folder: Path,
     *,
     with_openai: bool = False,
@@ -76,7 +76,7 @@ def launch(
     _require_memory(served)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / VERBOSE_LOG if verbose else None
-    make_command = backend_of(resolved.backend).make_command(resolved, repository, places, folder, log, note)
+    make_command = backend_of(resolved.backend).make_command(resolved, repository, folders, folder, log, note)
     return start_server(
         resolved,
         repository,
@@ -90,10 +90,10 @@ def launch(
     )
 
 
-def start_commands(resolved: ResolvedConfig, places: Places) -> list[StartCommand]:
+def start_commands(resolved: ResolvedConfig, folders: Folders) -> list[StartCommand]:
     """Commands that `launch` would run for a config. Builds and starts nothing."""
-    repository = artifact_dir(places, resolved.model.name, resolved.profile.name) / REPOSITORY
-    return list(backend_of(resolved.backend).shown_commands(resolved, repository, places))
+    repository = artifact_dir(folders, resolved.model.name, resolved.profile.name) / REPOSITORY
+    return list(backend_of(resolved.backend).shown_commands(resolved, repository, folders))
 
 
 def fits_beside(served: PreparedServer, num_servers: int) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import artifact_dir, load_artifact
@@ -26,20 +26,20 @@ from pipeline.server.state import ServerState, find_server, require_server
 T = TypeVar("T")
 
 
-def running_served(places: Places, folder: Path) -> PreparedServer:
+def running_served(folders: Folders, folder: Path) -> PreparedServer:
     """The running server as input of `launch`, with its current address. Raises ServerError if none runs, BuildError if
     its engine has changed."""
     state = require_server(folder)
-    artifact = load_artifact(artifact_dir(places, state.model, state.profile), places.cache)
+    artifact = load_artifact(artifact_dir(folders, state.model, state.profile), folders.cache)
     check_repository(Path(state.repository))
     return _at(PreparedServer(artifact.resolved, artifact, Path(state.repository)), state)
 
 
-def resolve_other(before: PreparedServer, profile: str, overrides: Sequence[str], places: Places) -> ResolvedConfig:
+def resolve_other(before: PreparedServer, profile: str, overrides: Sequence[str], folders: Folders) -> ResolvedConfig:
     """Resolve another profile for the running server's model, backend and device. overrides take precedence."""
     resolved = before.resolved
     kept = (f"backend={resolved.backend}", f"device={resolved.device}")
-    return resolve_config(resolved.model, profile, (*kept, *overrides), where=places)
+    return resolve_config(resolved.model, profile, (*kept, *overrides), where=folders)
 
 
 def require_other(before: PreparedServer, after: ResolvedConfig) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.planning.cost import CostPoint
@@ -44,7 +44,7 @@ MEASURING = "measuring pass times, for the draft planner"
 
 def planned_engine(
     resolved: ResolvedConfig,
-    places: Places,
+    folders: Folders,
     *,
     force: bool = False,
     retake: bool = False,
@@ -53,7 +53,7 @@ def planned_engine(
     """Run `build_engine`, compile the loops, and store the missing cost curve and first rows, if the profile needs
     them. retake: also compute rows that exceeded the time limit, and repeat a measurement on a busy machine if other
     programs now use less than half as much. Raises CheckpointError and BuildError."""
-    result = build_engine(resolved, places, force=force, note=note)
+    result = build_engine(resolved, folders, force=force, note=note)
     artifact = result.artifact
     ensure_compiled(note)  # otherwise each model of a server would compile them
     known, wants_curve = _rows_to_continue(artifact, retake), needs_cost_curve(artifact, retake)

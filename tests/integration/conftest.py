@@ -14,7 +14,7 @@ import tritonclient.http as http
 from xdist.scheduler import LoadScopeScheduling
 
 from pipeline.backends.tensorrt_llm.strict import strict_profile
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.dynamo.fleet import Fleet, openai_url, start_fleet, stop_fleet
 from pipeline.engine.create import create_scheduler
 from pipeline.engine.submission import Submission
@@ -27,7 +27,7 @@ from pipeline.triton_models.text_codec import TextCodec, load_codec
 from tests.integration.servers import prepared, running
 from tests.integration.stock_clients import Stock
 from tests.integration.strict_repository import strict_repository
-from tests.own_places import own_places
+from tests.own_folders import own_folders
 from tests.patience import PATIENCE_S
 from tests.servers import check_log, left_over
 
@@ -53,20 +53,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByServer:
 
 
 @pytest.fixture(scope="package")
-def shared_where(tmp_path_factory: pytest.TempPathFactory) -> Places:
+def shared_where(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """Where the engine of `server` lies: in a folder whose name a shell would split and expand."""
-    return own_places(tmp_path_factory.mktemp("places (of & tests)"))
+    return own_folders(tmp_path_factory.mktemp("folders (of & tests)"))
 
 
 @pytest.fixture(scope="package")
-def served(shared_where: Places) -> PreparedServer:
+def served(shared_where: Folders) -> PreparedServer:
     # With costs measured on this machine, how many drafts a step verifies would depend on what else runs.
     return prepared(shared_where, "drafting.planner=fixed")
 
 
 @pytest.fixture(scope="package")
 def server(
-    served: PreparedServer, shared_where: Places, tmp_path_factory: pytest.TempPathFactory
+    served: PreparedServer, shared_where: Folders, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
     """The tiny model as it is served by default, but for the planner."""
     with running(served, shared_where, tmp_path_factory.mktemp("run folder é")) as server:
@@ -74,18 +74,18 @@ def server(
 
 
 @pytest.fixture(scope="package")
-def strict_where(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    return own_places(tmp_path_factory.mktemp("strict"))
+def strict_where(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return own_folders(tmp_path_factory.mktemp("strict"))
 
 
 @pytest.fixture(scope="package")
-def strict_served(strict_where: Places) -> PreparedServer:
+def strict_served(strict_where: Folders) -> PreparedServer:
     return strict_repository(strict_where)
 
 
 @pytest.fixture(scope="package")
 def strict(
-    strict_served: PreparedServer, strict_where: Places, tmp_path_factory: pytest.TempPathFactory
+    strict_served: PreparedServer, strict_where: Folders, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
     """A server of two models that keep to TensorRT-LLM's contract."""
     with running(strict_served, strict_where, tmp_path_factory.mktemp("run")) as server:
@@ -120,7 +120,7 @@ def stock(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[Sto
 
 
 @pytest.fixture(scope="package")
-def openai_fleet(shared_where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def openai_fleet(shared_where: Folders, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """The tiny model behind the OpenAI API, found by its folder and stopped as by another process."""
     folder, temporary = (tmp_path_factory.mktemp(name) for name in ("run", "temporary"))
     settings = ("server.openai=true", "model.tool_call_parser=hermes")

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.errors import RequestError, ServerError
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.client import TextQuery, complete
@@ -52,7 +52,7 @@ def victims(server: RunningServer, how: str) -> list[int]:
     return [p.pid for mark in ids for p in processes_of(mark) if name in " ".join(p.cmdline())]
 
 
-def end(server: RunningServer, how: str, where: Places) -> None:
+def end(server: RunningServer, how: str, where: Folders) -> None:
     if how in ("stop", "drain"):
         stop_server(server.run_dir, drain=how == "drain")
         return
@@ -64,7 +64,7 @@ def end(server: RunningServer, how: str, where: Places) -> None:
     server.stop()
 
 
-def live(served: PreparedServer, where: Places, folder: Path, how: str, after_s: float) -> None:
+def live(served: PreparedServer, where: Folders, folder: Path, how: str, after_s: float) -> None:
     """Start a server in a folder, have it asked by six clients, end it in one of WAYS after some seconds, and check
     that every request was answered or cut and that nothing is left."""
     server = launch(served, where, folder)

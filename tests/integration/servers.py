@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import tritonclient.grpc as grpc
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.resolution import resolve_config
 from pipeline.repository.names import TARGET_MODEL
 from pipeline.server.client import Completion, Protocol, TextQuery, complete
@@ -32,17 +32,17 @@ TORCH = ("backend=torch", "device=cpu", "server.gateway.inner_models=true", *FRE
 PROMPT = "the rat at the tea 日本 🤷🏽‍♀️ the rat at the tea"
 
 
-def prepared(where: Places, *overrides: str) -> PreparedServer:
+def prepared(where: Folders, *overrides: str) -> PreparedServer:
     return prepare(resolve_config("tiny-random-llama", "latency", (*TORCH, *overrides), where=where), where)
 
 
-def with_settings(served: PreparedServer, where: Places, *overrides: str) -> PreparedServer:
+def with_settings(served: PreparedServer, where: Folders, *overrides: str) -> PreparedServer:
     """The same engine and repository with other settings of the section `server`, which neither holds."""
     return replace(served, resolved=resolve_config("tiny-random-llama", "latency", (*TORCH, *overrides), where=where))
 
 
 @contextmanager
-def running(served: PreparedServer, where: Places, folder: Path) -> Iterator[RunningServer]:
+def running(served: PreparedServer, where: Folders, folder: Path) -> Iterator[RunningServer]:
     """A server for the length of a block, after which nothing of it is left."""
     server = launch(served, where, folder)
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.repository import model_config
 from pipeline.repository.names import FRONT_MODEL, LOOKAHEAD_MODEL, TARGET_MODEL, TARGET_PARAMETERS
 from pipeline.server.startup import PreparedServer
@@ -33,7 +33,7 @@ OVERRIDES = (
 PROMPT = "the rat at the tea; the rat at the tea; the rat"
 
 
-def strict_repository(where: Places) -> PreparedServer:
+def strict_repository(where: Folders) -> PreparedServer:
     """The repository of speculation `both`: a second strict model beside the first, and a front that knows of it."""
     rendered = prepared(where, *OVERRIDES)
     folder = rendered.repository

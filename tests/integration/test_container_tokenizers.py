@@ -18,8 +18,8 @@ from pipeline.checkpoint.convert import write_tokenizer
 from pipeline.checkpoint.fetch import fetch
 from pipeline.checkpoint.random import byte_tokenizer
 from pipeline.checkpoint.tokenizer_files import save_tokenizer
+from pipeline.config.folders import Folders, folders
 from pipeline.config.loading import names_in
-from pipeline.config.places import Places, places
 from pipeline.config.resolution import load_model, resolve_config
 from tests.container.environment import container_environment
 from tests.container.text_path import MESSAGES, TEXTS
@@ -80,7 +80,7 @@ def of_sentencepiece(folder: Path) -> Path:
 
 def under(environment: dict[str, str] | None, folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.container.text_path", str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=places().home, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folders().home, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return found
@@ -122,11 +122,11 @@ def test_a_made_tokenizer_has_the_same_ids_under_both_releases(tmp_path: Path) -
     assert check(tmp_path)["chat"] is not None
 
 
-NOT_ON_THE_HUB = [name for name in names_in(places().models) if load_model(name, places()).checkpoint.source != "hub"]
+NOT_ON_THE_HUB = [name for name in names_in(folders().models) if load_model(name, folders()).checkpoint.source != "hub"]
 
 
 @pytest.mark.parametrize("name", NOT_ON_THE_HUB)
-def test_every_shipped_model_that_needs_no_hub(name: str, where: Places, tmp_path: Path) -> None:
+def test_every_shipped_model_that_needs_no_hub(name: str, where: Folders, tmp_path: Path) -> None:
     """Tokenizer files of models on the hub are served unchanged, so they need no test here."""
     model = resolve_config(name, "latency", ("backend=torch", "device=cpu"), where=where).model
     write_tokenizer(fetch(model, where.cache), tmp_path / "tokenizer")

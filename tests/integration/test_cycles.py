@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.server.startup import PreparedServer
 from tests.integration.cycles import live
 
@@ -14,5 +14,5 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("how", ["kill server", "drain"])
-def test_start_and_end_under_requests(served: PreparedServer, shared_where: Places, tmp_path: Path, how: str) -> None:
+def test_start_and_end_under_requests(served: PreparedServer, shared_where: Folders, tmp_path: Path, how: str) -> None:
     live(served, shared_where, tmp_path, how, after_s=1.0)

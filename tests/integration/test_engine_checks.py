@@ -13,12 +13,12 @@ import pytest
 from pipeline.bench.validation import engine_checks
 from pipeline.bench.validation.engine_checks import CheckOptions, run_checks
 from pipeline.bench.validation.validation_report import write_engine_report
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.engine.torch import engine
 from pipeline.engine.torch.lean.tables import norm_table
 
 
-def test_all_checks_pass_on_a_cpu_and_the_report_holds_what_they_found(where: Places, tmp_path: Path) -> None:
+def test_all_checks_pass_on_a_cpu_and_the_report_holds_what_they_found(where: Folders, tmp_path: Path) -> None:
     options = CheckOptions("cpu", "tiny-random-llama", ("tiny",), num_prompts=1, max_new_tokens=16)
     counts: list[int] = []
 
@@ -46,7 +46,7 @@ def test_all_checks_pass_on_a_cpu_and_the_report_holds_what_they_found(where: Pl
     assert text.count("| passed |") == 5
 
 
-def test_a_check_that_fails_is_recorded_and_the_next_one_runs(where: Places) -> None:
+def test_a_check_that_fails_is_recorded_and_the_next_one_runs(where: Folders) -> None:
     options = CheckOptions("cpu", "no-such-model", (), num_prompts=1, max_new_tokens=4)
     _, drafts, lookahead = run_checks(options, where, lambda text: None, lambda results: None)[1:]
     assert not drafts["passed"]
@@ -54,7 +54,7 @@ def test_a_check_that_fails_is_recorded_and_the_next_one_runs(where: Places) -> 
     assert "There is no model 'no-such-model'" in drafts["error"]
 
 
-def test_wrong_weights_fail_although_the_engine_agrees_with_itself(where: Places, monkeypatch: Any) -> None:
+def test_wrong_weights_fail_although_the_engine_agrees_with_itself(where: Folders, monkeypatch: Any) -> None:
     opened = engine_checks._open_model
 
     def damaged(*args: Any) -> Any:
@@ -72,13 +72,13 @@ def test_wrong_weights_fail_although_the_engine_agrees_with_itself(where: Places
     assert "The engine has other weights, or computes another model." in found[1]["error"]
 
 
-def exactness_of(where: Places) -> dict[str, Any]:
+def exactness_of(where: Folders) -> dict[str, Any]:
     """Result of the first check, without the shapes of the others."""
     options = CheckOptions("cpu", "no-such-model", (), num_prompts=1, max_new_tokens=4)
     return run_checks(options, where, lambda text: None, lambda results: None)[0]
 
 
-def test_a_tree_without_its_mask_fails_the_first_check_in_every_type(where: Places, monkeypatch: Any) -> None:
+def test_a_tree_without_its_mask_fails_the_first_check_in_every_type(where: Folders, monkeypatch: Any) -> None:
     masked = engine.segment_mask
 
     def causal(segment: Any) -> Any:
@@ -92,7 +92,7 @@ def test_a_tree_without_its_mask_fails_the_first_check_in_every_type(where: Plac
         assert f"logits in {dtype} differ by 0.0" in result["error"]
 
 
-def test_logits_that_are_no_numbers_fail_the_first_check(where: Places, monkeypatch: Any) -> None:
+def test_logits_that_are_no_numbers_fail_the_first_check(where: Folders, monkeypatch: Any) -> None:
     score_mask = engine.TorchEngine._score_mask
     monkeypatch.setattr(engine.TorchEngine, "_score_mask", lambda *args: score_mask(*args) * float("nan"))
     result = exactness_of(where)
@@ -100,7 +100,7 @@ def test_logits_that_are_no_numbers_fail_the_first_check(where: Places, monkeypa
 
 
 @pytest.mark.parametrize("verdict", ["near_tie", "different"])
-def test_a_different_output_fails_the_check_with_a_sentence(where: Places, monkeypatch: Any, verdict: str) -> None:
+def test_a_different_output_fails_the_check_with_a_sentence(where: Folders, monkeypatch: Any, verdict: str) -> None:
     compare = engine_checks.verify_in_process
 
     def differing(*args: Any) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.dynamo.failover_requests import KINDS, PROMPTS, ClientOutput, ask, request_body
 from pipeline.dynamo.fleet import Fleet, check_fleet, openai_url, start_fleet, stop_fleet
 from pipeline.dynamo.services import FRONT_END, WORKER
@@ -99,7 +99,7 @@ def send(number: int, pids: list[int]) -> None:
 
 
 @pytest.fixture(scope="module")
-def machines(shared_where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+def machines(shared_where: Folders, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     folder = tmp_path_factory.mktemp("machines")
     served = prepared(shared_where, "server.openai=true", "server.discovery=etcd", "drafting.planner=fixed")
     etcd = Etcd(folder / "etcd")

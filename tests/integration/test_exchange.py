@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.dynamo.exchange import obstacle, switch_fleet
 from pipeline.dynamo.fleet import as_running, openai_url, start_fleet, stop_fleet
 from pipeline.server.client import Completion, TextQuery, complete
@@ -22,7 +22,7 @@ from pipeline.server.state import ServerState, find_replicas, find_server, is_re
 from pipeline.server.switch import resolve_other, running_served
 from tests.integration.servers import TORCH, prepared
 from tests.integration.test_switch import ask
-from tests.own_places import own_places
+from tests.own_folders import own_folders
 from tests.patience import PATIENCE_S
 from tests.servers import left_over
 
@@ -49,7 +49,7 @@ def num_steps(answer: Completion) -> int:
 
 
 def test_a_switch_under_load_loses_no_request(tmp_path: Path) -> None:
-    where: Places = own_places(tmp_path)
+    where: Folders = own_folders(tmp_path)
     base = tmp_path / "run"
     first = start_fleet(prepared(where, "server.openai=true", "drafting.planner=fixed"), where, base, detach=True)
     url = openai_url(base)
@@ -115,7 +115,7 @@ def test_a_switch_under_load_loses_no_request(tmp_path: Path) -> None:
 
 
 def test_what_prevents_it_is_said(tmp_path: Path) -> None:
-    where = own_places(tmp_path)
+    where = own_folders(tmp_path)
     alone = prepared(where, "server.gateway.enabled=false", "drafting.planner=fixed")
 
     assert "there is no gateway" in (obstacle(alone, tmp_path) or "")

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from pipeline.cli.failover import run_failover
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.resolution import resolve_config
 from pipeline.dynamo.failover import verify_failover
 from pipeline.dynamo.fleet import Fleet, find_ended, openai_url, start_fleet, stop_fleet
@@ -36,7 +36,7 @@ MODEL = "tiny-random-llama"
 
 
 @pytest.fixture(scope="module")
-def fleet(shared_where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(shared_where: Folders, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     # With a parser the front end reports a lost worker in other words.
     parser = "model.tool_call_parser=hermes"
     overrides = ("server.openai=true", "server.replicas=2", "drafting.planner=fixed", parser)
@@ -203,7 +203,7 @@ def test_a_fleet_serves_on_without_its_first_server(fleet: Fleet) -> None:
 
 
 def test_the_command_asks_a_fleet_whose_profile_has_api_keys(
-    shared_where: Places, capsys: pytest.CaptureFixture[str]
+    shared_where: Folders, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = json.dumps([{"tenant": "alice", "key_sha256": "0" * 64}])
     settings = (*TORCH, f"server.api_keys={keys}", "drafting.planner=fixed")

@@ -15,7 +15,7 @@ from pipeline.server.server import RunningServer
 from pipeline.server.state import is_ready
 from tests.integration.gateway_requests import url_of, works
 from tests.integration.servers import PROMPT, prepared, running, settled_metrics, suspended
-from tests.own_places import own_places
+from tests.own_folders import own_folders
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for
 
@@ -37,7 +37,7 @@ def with_keys(**limits: int) -> str:
 @pytest.fixture(scope="module")
 def tenants(tmp_path_factory) -> Iterator[RunningServer]:
     """For alice and bob, with side channels closed, which the models inside read from the engine's folder."""
-    where = own_places(tmp_path_factory.mktemp("tenants"))
+    where = own_folders(tmp_path_factory.mktemp("tenants"))
     keys = with_keys(max_concurrent_requests=2, max_tokens_per_minute=100_000)
     # All drafts are sent, whether they pay or not.
     settings = "server.gateway.inner_models=false", "server.side_channel_safe=true", "drafting.planner=fixed"

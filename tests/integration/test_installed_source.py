@@ -59,10 +59,10 @@ from pathlib import Path
 from pipeline.server.startup import prepare
 from pipeline.config.resolution import resolve_config
 from tests.integration.servers import TORCH, ask, running
-from tests.own_places import own_places
+from tests.own_folders import own_folders
 
 folder = Path(sys.argv[1])
-where = own_places(folder / "places")
+where = own_folders(folder / "folders")
 # The adaptive planner sends nothing where a measured pass does not repay it, and this source gives no probabilities.
 settings = (*TORCH, "drafting.planner=fixed")
 served = prepare(resolve_config("tiny-random-llama", str(folder / "echoing.yaml"), settings, where=where), where)

@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.dynamo.fleet import Fleet, check_fleet, openai_url, start_fleet
 from pipeline.server.discovery import FILE_KV
 from pipeline.server.metrics import read_metrics
@@ -23,7 +23,7 @@ def output_tokens(fleet: Fleet) -> float:
 
 
 def test_a_machine_that_joins_gets_requests_and_may_leave(
-    shared_where: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared_where: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = prepared(shared_where, "server.openai=true", "drafting.planner=fixed")
     monkeypatch.setenv(FILE_KV, str(tmp_path / "shared"))

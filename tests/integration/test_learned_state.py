@@ -9,13 +9,13 @@ import pytest
 from pipeline.config.resolution import resolve_config
 from pipeline.server.startup import prepare
 from tests.integration.servers import TORCH, ask, running
-from tests.own_places import own_places
+from tests.own_folders import own_folders
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_server_of_another_profile_goes_on_with_what_was_learnt(tmp_path: Path) -> None:
-    where = own_places(tmp_path / "places")
+    where = own_folders(tmp_path / "folders")
     keep = (*TORCH, "drafting.keep_learned_minutes=60", "drafting.planner=fixed")
     steps = []
     for number, profile in enumerate(("latency", "balanced")):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.config.resolution import resolve_config
 from pipeline.engine.backend import backend_of
 from pipeline.llmapi.repository import MODEL, render_llmapi
@@ -41,7 +41,7 @@ def served(folder: Path, decoupled: bool) -> Iterator[RunningServer]:
     checkpoint.mkdir()
     overrides = ("backend=tensorrt_llm", "model.checkpoint={source: local, path: " + str(checkpoint) + "}")
     resolved = resolve_config("llama2-7b", "latency", overrides)
-    repository = render_llmapi(resolved, "trie", folder / "repository", places().home / "triton_repo", decoupled)
+    repository = render_llmapi(resolved, "trie", folder / "repository", folders().home / "triton_repo", decoupled)
     # Triton's Python stub does not look at PYTHONPATH.
     code = repository / MODEL / "1" / "model.py"
     text = code.read_text().replace(
@@ -51,7 +51,7 @@ def served(folder: Path, decoupled: bool) -> Iterator[RunningServer]:
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "startup_timeout_s": PATIENCE_S}
     resolved = resolved.with_settings("server", **ports)
     run_dir = folder / "run"
-    make_command = backend_of("torch").make_command(resolved, repository, places(), run_dir, None, lambda note: None)
+    make_command = backend_of("torch").make_command(resolved, repository, folders(), run_dir, None, lambda note: None)
     running = start_server(resolved, repository, run_dir, make_command)
     yield running
     running.stop()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.bench.report.results import load_results
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.errors import ServerError
 from pipeline.server.run_folders import run_dir
 from pipeline.server.state import find_server
@@ -26,7 +26,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setenv("LOOKAHEAD_ENGINES", str(tmp_path_factory.mktemp("engines")))
         lookahead("serve", *MODEL, *PORTS, "--background")
         try:
-            state = find_server(run_dir(places()))
+            state = find_server(run_dir(folders()))
             assert state is not None
             yield state.grpc_url
         finally:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.config.folders import Folders, folders
 from pipeline.config.hardware import Hardware
-from pipeline.config.places import Places, places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.request import SamplingParams
@@ -27,14 +27,14 @@ from pipeline.errors import BuildError, EngineError, ServerError
 from pipeline.server.startup import prepare
 from pipeline.tuning.planned_engine import MEASURING, planned_engine
 from tests.fakes import make_request
-from tests.own_places import own_places
+from tests.own_folders import own_folders
 
 CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
 
 
 def tiny(*overrides: str) -> ResolvedConfig:
     return resolve_config(
-        "tiny-random-llama", "latency", ("drafting.planner=fixed", *overrides), where=places({}), hardware=CPU
+        "tiny-random-llama", "latency", ("drafting.planner=fixed", *overrides), where=folders({}), hardware=CPU
     )
 
 
@@ -62,7 +62,7 @@ def generate(artifact: Artifact) -> tuple[list[list[int]], list[int]]:
     return [result.output_ids for result in results], [result.statistics.num_steps for result in results]
 
 
-def test_two_processes_give_the_tokens_and_steps_of_one(where: Places) -> None:
+def test_two_processes_give_the_tokens_and_steps_of_one(where: Folders) -> None:
     one = generate(planned_engine(tiny(), where).artifact)
     result = planned_engine(tiny("engine.lookahead_parallel=2"), where)
     assert result.outcome == "updated"  # no new build: the engine does not depend on it
@@ -70,7 +70,7 @@ def test_two_processes_give_the_tokens_and_steps_of_one(where: Places) -> None:
     assert min(one[1]) < 40
 
 
-def test_a_model_spread_over_two_processes_gives_the_same_tokens(where: Places) -> None:
+def test_a_model_spread_over_two_processes_gives_the_same_tokens(where: Folders) -> None:
     one = generate(planned_engine(tiny(), where).artifact)
     result = planned_engine(tiny("model.parallelism.tensor=2"), where)
     assert result.outcome == "built"  # by transformers' modelling code: the lean pass runs in one process
@@ -78,7 +78,7 @@ def test_a_model_spread_over_two_processes_gives_the_same_tokens(where: Places) 
     assert generate(result.artifact)[0] == one[0]
 
 
-def test_each_number_of_processes_has_a_curve_of_its_own_and_leaves_the_engine_to_be_loaded(where: Places) -> None:
+def test_each_number_of_processes_has_a_curve_of_its_own_and_leaves_the_engine_to_be_loaded(where: Folders) -> None:
     def planned(*overrides: str) -> Artifact:
         return planned_engine(tiny("drafting.planner=adaptive", *overrides), where, note=notes.append).artifact
 
@@ -97,12 +97,12 @@ def test_each_number_of_processes_has_a_curve_of_its_own_and_leaves_the_engine_t
     engine.close()
 
 
-def test_a_model_without_a_plan_is_not_spread(where: Places) -> None:
+def test_a_model_without_a_plan_is_not_spread(where: Folders) -> None:
     with pytest.raises(BuildError, match="there is none for OPTForCausalLM"):
         planned_engine(tiny("model.parallelism.tensor=2", "model.architecture=OPTForCausalLM"), where)
 
 
-def test_too_few_devices_are_said_before_a_process_is_started(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_devices_are_said_before_a_process_is_started(where: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = planned_engine(tiny("engine.lookahead_parallel=2"), where).artifact
     cuda = artifact.resolved.model_copy(update={"device": "cuda"})
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
@@ -111,7 +111,7 @@ def test_too_few_devices_are_said_before_a_process_is_started(where: Places, mon
 
 
 def test_heads_that_cannot_be_shared_out_are_said_before_a_process_is_started(
-    where: Places, monkeypatch: pytest.MonkeyPatch
+    where: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.engine.torch.ranks._start_followers", None)
     with pytest.raises(BuildError, match=r"tensor = 3 does not divide the 2 key/value heads of tiny-random-llama"):
@@ -119,7 +119,7 @@ def test_heads_that_cannot_be_shared_out_are_said_before_a_process_is_started(
 
 
 def test_ctrl_c_is_the_leaders_affair_and_a_lost_process_one_sentence(
-    where: Places, capfd: pytest.CaptureFixture[str]
+    where: Folders, capfd: pytest.CaptureFixture[str]
 ) -> None:
     engine = load_engine(planned_engine(tiny("engine.lookahead_parallel=3"), where).artifact)
     assert isinstance(engine, ParallelEngine)
@@ -140,7 +140,7 @@ def test_ctrl_c_is_the_leaders_affair_and_a_lost_process_one_sentence(
 
 
 def test_what_a_process_refuses_is_said_once(
-    where: Places, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    where: Folders, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     artifact = planned_engine(tiny("engine.lookahead_parallel=2"), where).artifact
     from pipeline.engine.torch import ranks
@@ -153,7 +153,7 @@ def test_what_a_process_refuses_is_said_once(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_server_refuses_it(where: Places) -> None:
+def test_a_server_refuses_it(where: Folders) -> None:
     with pytest.raises(ServerError, match=r"lookahead_parallel = 2 runs in process only"):
         prepare(tiny("engine.lookahead_parallel=2"), where)
     with pytest.raises(ServerError, match=r"tensor = 2 of the torch backend runs in process only"):
@@ -163,7 +163,9 @@ def test_a_server_refuses_it(where: Places) -> None:
 def test_a_process_that_does_not_come_up_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    artifact = planned_engine(tiny("engine.lookahead_parallel=2", "model.dtype=float16"), own_places(tmp_path)).artifact
+    artifact = planned_engine(
+        tiny("engine.lookahead_parallel=2", "model.dtype=float16"), own_folders(tmp_path)
+    ).artifact
     from pipeline.engine.torch import ranks
 
     whole = ranks.load_rank(artifact, 0, 1)

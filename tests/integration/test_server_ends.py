@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.config.places import Places, places
+from pipeline.config.folders import Folders, folders
 from pipeline.config.resolution import resolve_config
 from pipeline.engine.build import build_engine
 from pipeline.errors import RequestError, ServerError
@@ -122,12 +122,12 @@ def test_an_engine_that_was_built_again_is_not_served_with_the_repository_of_the
 
 
 @contextmanager
-def foreground(where: Places) -> Iterator[tuple[subprocess.Popen[str], ServerState]]:
+def foreground(where: Folders) -> Iterator[tuple[subprocess.Popen[str], ServerState]]:
     """A process of `lookahead serve`, and the state of its server."""
     environment = os.environ | {"LOOKAHEAD_ENGINES": str(where.engines), "LOOKAHEAD_CACHE": str(where.cache)}
     command = [sys.executable, "-m", "pipeline", "serve", "--model", "tiny-random-llama"]
     command += [part for override in (*TORCH, "drafting.planner=fixed") for part in ("--set", override)]
-    process = subprocess.Popen(command, env=environment, cwd=places().home, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=environment, cwd=folders().home, stdout=subprocess.PIPE, text=True)
     folder = where.engines / ".run"
     try:
         assert process.stdout is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.config.resolution import resolve_config
 from pipeline.engine.backend import backend_of
 from pipeline.engine.command import Ports
@@ -55,7 +55,7 @@ def start(tmp_path: Path, *overrides: str, note: Callable[[str], None] = lambda 
     (tmp_path / "repository").mkdir()
     resolved = resolve_config("tiny-random-llama", "latency", (*TORCH, *BARE, *overrides))
     parts = resolved, tmp_path / "repository", tmp_path / "run"
-    make_command = backend_of("torch").make_command(*parts[:2], places(), parts[2], None, note)
+    make_command = backend_of("torch").make_command(*parts[:2], folders(), parts[2], None, note)
     return start_server(*parts, make_command, note=note)
 
 

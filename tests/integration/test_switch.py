@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.places import Places, places
+from pipeline.config.folders import Folders, folders
 from pipeline.errors import RequestError, ServerError
 from pipeline.server.client import Completion, TextQuery, complete
 from pipeline.server.server import RunningServer, stop_server
@@ -19,7 +19,7 @@ from pipeline.server.startup import PreparedServer, launch, prepare
 from pipeline.server.state import ServerState, find_server, is_ready
 from pipeline.server.switch import require_other, resolve_other, running_served, switch_server
 from tests.integration.servers import prepared
-from tests.own_places import own_places
+from tests.own_folders import own_folders
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -45,7 +45,7 @@ def running(folder: Path) -> ServerState:
     return state
 
 
-def other_profile(where: Places, folder: Path, profile: str) -> tuple[PreparedServer, PreparedServer]:
+def other_profile(where: Folders, folder: Path, profile: str) -> tuple[PreparedServer, PreparedServer]:
     before = running_served(where, folder)
     resolved = resolve_other(before, profile, (FIXED,), where)
     require_other(before, resolved)
@@ -53,7 +53,7 @@ def other_profile(where: Places, folder: Path, profile: str) -> tuple[PreparedSe
 
 
 def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_path: Path) -> None:
-    where = own_places(tmp_path)
+    where = own_folders(tmp_path)
     folder = tmp_path / "run"
     notes: list[str] = []
     stop = partial(stop_server, folder, drain=True)
@@ -111,4 +111,4 @@ def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_
 
 def test_without_a_server_there_is_nothing_to_switch(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="No server is running"):
-        running_served(replace(places(), engines=tmp_path), tmp_path)
+        running_served(replace(folders(), engines=tmp_path), tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.bench.contenders.in_process import open_in_process
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.registry import backend_names, load_backend
 from pipeline.config.resolution import resolve_config
 from pipeline.decoding.request import GenerationRequest, as_token_ids
@@ -50,7 +50,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     load_backend.cache_clear()
 
 
-def test_a_table_is_served(installed: None, where: Places, tmp_path: Path) -> None:
+def test_a_table_is_served(installed: None, where: Folders, tmp_path: Path) -> None:
     profile = tmp_path / "alphabet.yaml"
     profile.write_text(PROFILE)
     assert backend_names()[-1] == "lookup"
@@ -73,7 +73,7 @@ def test_a_table_is_served(installed: None, where: Places, tmp_path: Path) -> No
     assert [chr(token - OFFSET) for token in result.output_ids] == ["y", "z", "a"]
 
 
-def test_without_the_package_the_profile_is_refused_with_the_known_names(where: Places, tmp_path: Path) -> None:
+def test_without_the_package_the_profile_is_refused_with_the_known_names(where: Folders, tmp_path: Path) -> None:
     profile = tmp_path / "alphabet.yaml"
     profile.write_text(PROFILE)
     with pytest.raises(ConfigError, match="backend: found 'lookup'; the backends are tensorrt_llm, torch"):

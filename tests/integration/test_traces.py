@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.dynamo.fleet import openai_url, start_fleet
 from tests.http_server import Handler, serving
 from tests.integration.servers import prepared
@@ -51,7 +51,7 @@ def figures(span: dict[str, Any]) -> dict[str, int]:
     return {key: int(value["intValue"]) for key, value in pairs.items() if "intValue" in value}
 
 
-def test_a_request_is_one_trace_down_to_the_pass(shared_where: Places, tmp_path: Path, collector: str) -> None:
+def test_a_request_is_one_trace_down_to_the_pass(shared_where: Folders, tmp_path: Path, collector: str) -> None:
     overrides = ("server.openai=true", f"server.otlp_endpoint={collector}", "server.json_logs=true")
     fleet = start_fleet(prepared(shared_where, *overrides), shared_where, tmp_path)
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.server.state import find_server
 from tests.patience import PATIENCE_S
 
@@ -24,7 +24,7 @@ def test_every_stage_passes_on_a_cpu_with_the_torch_backend(tmp_path: Path) -> N
     command = [sys.executable, "-m", "pipeline", "validate-gpu", "--backend", "torch", "-m", "tiny-random-llama"]
     command += ["--set", "device=cpu", "--limit", "1", "--max-new-tokens", "8", "--load-seconds", "1"]
     command += ["--out", str(out), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=places().home, env=os.environ, timeout=LIMIT_S)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folders().home, env=os.environ, timeout=LIMIT_S)
 
     report = json.loads(done.stdout)
     failed = {stage["name"]: stage["tail"] for stage in report["stages"] if stage["outcome"] != "passed"}

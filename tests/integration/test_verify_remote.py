@@ -16,13 +16,13 @@ from pipeline.engine.build import build_engine
 from pipeline.engine.contract import Engine
 from pipeline.engine.torch.load import load_engine
 from tests.integration.servers import prepared, running
-from tests.own_places import own_places
+from tests.own_folders import own_folders
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
 def test_trie_drafts_change_nothing(tmp_path: Path) -> None:
-    where = own_places(tmp_path)
+    where = own_folders(tmp_path)
     settings = ("engine.strict_tensorrt_llm=true", "tensorrt_llm.speculation=trie", "drafting.planner=fixed")
     served = prepared(where, *settings)
     resolved, codec = served.resolved, codec_of(served.artifact)

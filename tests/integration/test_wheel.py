@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.places import CODE
+from pipeline.config.folders import CODE
 from pipeline.decoding.compile_cache import VARIABLE, cache_path
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.dynamo.card import write_card
 from pipeline.dynamo.services import front_end_service, worker_service
 from pipeline.gateway.deployment import Deployments
@@ -40,7 +40,7 @@ NUM_RUNS = 2
 
 
 def test_a_fault_in_the_middle_ends_a_request_with_and_without_tools_alike(
-    shared_where: Places, tmp_path: Path
+    shared_where: Folders, tmp_path: Path
 ) -> None:
     served = prepared(shared_where, "server.openai=true", "model.tool_call_parser=hermes")
     model = served.resolved.model.name

@@ -7,22 +7,22 @@ import random
 
 import pytest
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.server.startup import PreparedServer
 from tests.integration.servers import prepared
-from tests.own_places import own_places
+from tests.own_folders import own_folders
 
 SOAK_S = float(os.environ.get("LOOKAHEAD_SOAK_S", "30"))
 IS_LONG = SOAK_S >= 600
 
 
 @pytest.fixture(scope="package")
-def where(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    return own_places(tmp_path_factory.mktemp("soak"))
+def where(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return own_folders(tmp_path_factory.mktemp("soak"))
 
 
 @pytest.fixture(scope="package")
-def served(where: Places) -> PreparedServer:
+def served(where: Folders) -> PreparedServer:
     return prepared(where)
 
 

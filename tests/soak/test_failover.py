@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.dynamo.failover import verify_failover
 from pipeline.dynamo.fleet import openai_url, start_fleet
 from tests.integration.servers import prepared
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_a_killed_worker_and_a_killed_server_change_no_token(where: Places, tmp_path):
+def test_a_killed_worker_and_a_killed_server_change_no_token(where: Folders, tmp_path):
     overrides = ("server.openai=true", "server.gateway.enabled=true", "server.replicas=2", "server.max_restarts=20")
     fleet = start_fleet(prepared(where, *overrides), where, tmp_path)
     try:

@@ -15,13 +15,13 @@ import numpy as np
 import psutil
 import pytest
 
-from pipeline.config.places import CODE, Places
+from pipeline.config.folders import CODE, Folders
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.snapshot import load_trie, save_trie
 from pipeline.engine.artifact import artifact_dir, load_artifact
 from pipeline.server.processes import MARK
 from pipeline.server.server import stop_server
-from tests.own_places import own_places
+from tests.own_folders import own_folders
 from tests.servers import FREE_PORTS, left_over, wait_for
 from tests.soak.conftest import IS_LONG
 
@@ -29,13 +29,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 MODEL = ("--model", "tiny-random-llama", "--set", "backend=torch", "--set", "device=cpu")
 
 
-def command(where: Places, *words: str) -> subprocess.Popen[bytes]:
+def command(where: Folders, *words: str) -> subprocess.Popen[bytes]:
     environment = os.environ | {"LOOKAHEAD_ENGINES": str(where.engines), "LOOKAHEAD_CACHE": str(where.cache)}
     argv = [sys.executable, "-m", "pipeline", *words]
     return subprocess.Popen(argv, env=environment, cwd=CODE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def run_and_kill(where: Places, after_s: float, *words: str) -> None:
+def run_and_kill(where: Folders, after_s: float, *words: str) -> None:
     process = command(where, *words)
     try:
         process.wait(after_s)
@@ -46,15 +46,15 @@ def run_and_kill(where: Places, after_s: float, *words: str) -> None:
     assert b"Traceback" not in process.stdout.read()
 
 
-def finish(where: Places, *words: str) -> bytes:
+def finish(where: Folders, *words: str) -> bytes:
     process = command(where, *words)
     out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out.decode()
     return out
 
 
-def processes_in(where: Places) -> dict[psutil.Process, str]:
-    """Processes that commands with these places have started, with the ids of their servers."""
+def processes_in(where: Folders) -> dict[psutil.Process, str]:
+    """Processes that commands with these folders have started, with the ids of their servers."""
     found = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # not ours to look at, or gone
@@ -64,11 +64,11 @@ def processes_in(where: Places) -> dict[psutil.Process, str]:
     return found
 
 
-def expect_nothing_runs(where: Places, server_ids: set[str]) -> None:
+def expect_nothing_runs(where: Folders, server_ids: set[str]) -> None:
     wait_for(lambda: not processes_in(where) and not any(left_over(server) for server in server_ids - {""}))
 
 
-def unfinished(where: Places) -> list[Path]:
+def unfinished(where: Folders) -> list[Path]:
     """Files and folders that nobody will rename any more."""
     folders, names = (where.engines, where.cache), ("*.partial", ".partial-*")
     return [path for folder in folders for name in names for path in folder.rglob(name)]
@@ -78,7 +78,7 @@ def unfinished(where: Places) -> list[Path]:
 def test_builds_killed_at_any_moment_are_done_by_the_next_call(
     tmp_path: Path, chance: random.Random, number: int
 ) -> None:
-    where = own_places(tmp_path)
+    where = own_folders(tmp_path)
     for _ in range(3 if IS_LONG else 1):
         run_and_kill(where, chance.uniform(0.5, 15.0 if IS_LONG else 8.0), "engine", *MODEL)
 
@@ -93,7 +93,7 @@ def test_builds_killed_at_any_moment_are_done_by_the_next_call(
 @pytest.mark.triton
 @pytest.mark.parametrize("number", range(20 if IS_LONG else 1))
 def test_starts_and_switches_killed_at_any_moment_leave_nothing_running(
-    where: Places, chance: random.Random, number: int
+    where: Folders, chance: random.Random, number: int
 ) -> None:
     serve = ["serve", "--background", *MODEL, *(word for setting in FREE_PORTS for word in ("--set", setting))]
     if IS_LONG:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.places import CODE, Places
+from pipeline.config.folders import CODE, Folders
 from pipeline.server.startup import PreparedServer
 from tests.servers import FREE_PORTS
 
@@ -28,7 +28,7 @@ def has_namespaces() -> bool:
 needs_namespaces = pytest.mark.skipif(not has_namespaces(), reason="this machine lets no process mount for itself")
 
 
-def run_with(mount: str, where: Places, *words: str) -> subprocess.CompletedProcess[str]:
+def run_with(mount: str, where: Folders, *words: str) -> subprocess.CompletedProcess[str]:
     """A command with a mount that it alone sees."""
     environment = os.environ | {"LOOKAHEAD_ENGINES": str(where.engines), "LOOKAHEAD_CACHE": str(where.cache)}
     script = f'{mount} && exec "$@"'
@@ -38,7 +38,7 @@ def run_with(mount: str, where: Places, *words: str) -> subprocess.CompletedProc
 
 @needs_namespaces
 @pytest.mark.triton
-def test_a_server_without_room_in_shared_memory_says_so(served: PreparedServer, where: Places) -> None:
+def test_a_server_without_room_in_shared_memory_says_so(served: PreparedServer, where: Folders) -> None:
     words = ["--model", "tiny-random-llama", "--set", "backend=torch", "--set", "device=cpu"]
     words += [word for setting in FREE_PORTS for word in ("--set", setting)]
 
@@ -63,7 +63,7 @@ def test_the_end_of_a_log_on_a_full_disk_says_so(tmp_path: Path) -> None:
 
 
 @needs_namespaces
-def test_an_engine_on_a_full_disk_says_so_and_leaves_no_part(where: Places, tmp_path: Path) -> None:
+def test_an_engine_on_a_full_disk_says_so_and_leaves_no_part(where: Folders, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     words = ["--model", "tiny-random-llama", "--set", "backend=torch", "--set", "device=cpu"]

@@ -19,8 +19,8 @@ from pipeline.backends.tensorrt_llm.environment import (
 from pipeline.backends.tensorrt_llm.instance import engine_dirs, instances_of
 from pipeline.backends.tensorrt_llm.release_data import version_tables
 from pipeline.config.faults import Fault
+from pipeline.config.folders import Folders
 from pipeline.config.hardware import Hardware
-from pipeline.config.places import Places
 from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import Backend, Runtime
 from pipeline.engine.traits import Mode, TargetTraits
@@ -102,7 +102,7 @@ class TensorRTLLMBackend(Backend):
     def vocab_dir(self, artifact: Artifact) -> Path:
         return engine_dirs(artifact)[0]
 
-    def check_start(self, resolved: ResolvedConfig, places: Places) -> str:
+    def check_start(self, resolved: ResolvedConfig, folders: Folders) -> str:
         return str(command.startable_site(resolved).executable or "in docker")
 
     make_command = staticmethod(command.start_here)

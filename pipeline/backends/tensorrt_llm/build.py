@@ -17,7 +17,7 @@ from pipeline.backends.tensorrt_llm.stages import Run, run_build, run_conversion
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import write_tokenizer
 from pipeline.checkpoint.disk import gigabytes, require_space
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import ENGINE, TOKENIZER, artifact_dir, share_folder
 from pipeline.engine.backend import Note
@@ -38,11 +38,11 @@ def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
     return summary(plan_for(resolved))
 
 
-def full_plan(resolved: ResolvedConfig, places: Places) -> tuple[str, Mapping[str, Any]]:
+def full_plan(resolved: ResolvedConfig, folders: Folders) -> tuple[str, Mapping[str, Any]]:
     """All commands of a build and of a start, as text and as JSON values."""
-    whole = plan_for(resolved, places)
-    repository = artifact_dir(places, resolved.model.name, resolved.profile.name) / REPOSITORY
-    commands = shown_commands(resolved, repository, places)
+    whole = plan_for(resolved, folders)
+    repository = artifact_dir(folders, resolved.model.name, resolved.profile.name) / REPOSITORY
+    commands = shown_commands(resolved, repository, folders)
     *before, server = commands
     launch = {
         "before": [list(command.argv) for command in before],

@@ -21,7 +21,7 @@ from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_con
 from pipeline.backends.tensorrt_llm.docker import build_image_argv, ensure_image, remove_argv, run_argv, serving_image
 from pipeline.backends.tensorrt_llm.environment import gpus
 from pipeline.backends.tensorrt_llm.instance import instances_of
-from pipeline.config.places import CODE, Places
+from pipeline.config.folders import CODE, Folders
 from pipeline.config.schema import ResolvedConfig, TensorRTLLMConfig, TrieDraftConfig
 from pipeline.engine.backend import Note
 from pipeline.engine.command import Listening, MakeCommand, StartCommand
@@ -93,31 +93,31 @@ def startable_site(resolved: ResolvedConfig) -> Site:
 
 
 def start_here(
-    resolved: ResolvedConfig, repository: Path, places: Places, run_dir: Path, log: Path | None, note: Note
+    resolved: ResolvedConfig, repository: Path, folders: Folders, run_dir: Path, log: Path | None, note: Note
 ) -> MakeCommand:
     """Return a function that makes the command of a server. For a container, builds the image if it is missing."""
     site, num_ranks = startable_site(resolved), build_context_of(resolved).num_processes
     if site.executable is None:
         tag = resolved.profile.tensorrt_llm.container_tag
         note(f"server: in docker, image {serving_image(tag)}")
-        ensure_image(tag, places.home, run_dir)
+        ensure_image(tag, folders.home, run_dir)
     else:
         note(f"server: {site.executable}, {num_ranks} rank(s){' under mpirun' if site.uses_mpi(num_ranks) else ''}")
-    return _command_maker(resolved, repository, site, places, log, {VARIABLE: str(run_dir / HANDOVER)})
+    return _command_maker(resolved, repository, site, folders, log, {VARIABLE: str(run_dir / HANDOVER)})
 
 
-def shown_commands(resolved: ResolvedConfig, repository: Path, places: Places) -> list[StartCommand]:
+def shown_commands(resolved: ResolvedConfig, repository: Path, folders: Folders) -> list[StartCommand]:
     """Commands of a start, in order, with placeholders for the server's id and for ports that are 0. On a machine
     without tritonserver and docker, these are the commands for use in NVIDIA's container."""
     try:
         site = find_site()
     except ServerError:
         site = Site(CONTAINER_SERVER, has_mpirun=True)
-    make = _command_maker(resolved, repository, site, places)
+    make = _command_maker(resolved, repository, site, folders)
     command = make(shown_listening(resolved.profile.server), SHOWN_ID)
     if site.executable is not None:
         return [command]
-    build = build_image_argv(resolved.profile.tensorrt_llm.container_tag, places.home)
+    build = build_image_argv(resolved.profile.tensorrt_llm.container_tag, folders.home)
     return [StartCommand(build, {}), command]
 
 
@@ -125,7 +125,7 @@ def _command_maker(
     resolved: ResolvedConfig,
     repository: Path,
     site: Site,
-    places: Places,
+    folders: Folders,
     verbose_log: Path | None = None,
     in_container: Mapping[str, str] = MappingProxyType({}),
 ) -> MakeCommand:
@@ -143,27 +143,27 @@ def _command_maker(
                     "special character of the shell. Set LOOKAHEAD_ENGINES to a folder with a plain name."
                 )
             words = launch_words(context, server, use_mpi, repository, listening, server_id, verbose_log)
-            return _in_container(resolved, words, {**variables, **in_container}, server_id, places)
+            return _in_container(resolved, words, {**variables, **in_container}, server_id, folders)
         names, links = plain_names(server_id, repository=repository)
         words = launch_words(context, server, use_mpi, names["repository"], listening, server_id, verbose_log)
-        environment = server_environment(places, Installation(site.executable, "TensorRT-LLM"))
+        environment = server_environment(folders, Installation(site.executable, "TensorRT-LLM"))
         return StartCommand(words, {**environment, **variables}, shown=variables, links=links)
 
     return make
 
 
 def _in_container(
-    resolved: ResolvedConfig, words: Sequence[str], own: Mapping[str, str], server_id: str, places: Places
+    resolved: ResolvedConfig, words: Sequence[str], own: Mapping[str, str], server_id: str, folders: Folders
 ) -> StartCommand:
     traces = trace_variables(resolved.profile.server.otlp_endpoint)
-    variables = {"PYTHONPATH": str(CODE), **served_variables(places), **traces, **own, MARK: server_id}
+    variables = {"PYTHONPATH": str(CODE), **served_variables(folders), **traces, **own, MARK: server_id}
     tag = resolved.profile.tensorrt_llm.container_tag
     snapshots = [
         Path(source.snapshot)
         for source in resolved.profile.drafting.sources
         if isinstance(source, TrieDraftConfig) and source.snapshot is not None and not is_url(source.snapshot)
     ]
-    argv = run_argv(tag, words, server_id, variables, places, snapshots)
+    argv = run_argv(tag, words, server_id, variables, folders, snapshots)
     return StartCommand(argv, dict(os.environ), remove_argv(server_id))
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import KV_QUANT_ALGOS, QUANT_ALGOS, BuildContext
-from pipeline.config.places import expanded
+from pipeline.config.folders import expanded
 from pipeline.config.schema import TensorRTLLMConfig
 
 Method = Literal["from_hugging_face", "quantize", "convert_checkpoint.py", "quantize.py"]

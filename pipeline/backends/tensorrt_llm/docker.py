@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.backends.tensorrt_llm.release_data import LOADER_SWITCH, image_of
-from pipeline.config.places import CODE, Places
+from pipeline.config.folders import CODE, Folders
 from pipeline.engine.fingerprint import digest_of
 from pipeline.errors import ServerError
 from pipeline.files import log_tail
@@ -98,7 +98,7 @@ def run_argv(
     argv: Sequence[str],
     server_id: str,
     variables: Mapping[str, str],
-    places: Places,
+    folders: Folders,
     files: Sequence[Path] = (),
 ) -> tuple[str, ...]:
     """`docker run` for the command of a server. variables: environment of the server. files: further paths that it
@@ -107,9 +107,9 @@ def run_argv(
         serving_image(tag),
         argv,
         name=container_name(server_id),
-        writable=[places.engines],
-        readable=[CODE, places.home, *places.engine_folders[1:], *files],
-        work_dir=places.home,
+        writable=[folders.engines],
+        readable=[CODE, folders.home, *folders.engine_folders[1:], *files],
+        work_dir=folders.home,
         environment=variables,
     )
     return (*words[:5], "--network", "host", *words[5:])

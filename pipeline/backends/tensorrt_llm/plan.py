@@ -34,7 +34,7 @@ from pipeline.backends.tensorrt_llm.notes import notes_of
 from pipeline.backends.tensorrt_llm.resource_estimate import Estimate, estimate_of
 from pipeline.backends.tensorrt_llm.rules import check
 from pipeline.checkpoint.fetch import describe_source, known_content_hash
-from pipeline.config.places import CODE, Places, places
+from pipeline.config.folders import CODE, Folders, folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import STAGES
 from pipeline.engine.fingerprint import digest_of
@@ -104,10 +104,10 @@ class Plan:
         return plan
 
 
-def plan_for(resolved: ResolvedConfig, where: Places | None = None, checkpoint_hash: str | None = None) -> Plan:
+def plan_for(resolved: ResolvedConfig, where: Folders | None = None, checkpoint_hash: str | None = None) -> Plan:
     """Make the plan of a config. checkpoint_hash: hash of the checkpoint; None if it has not been fetched. Raises
     ConfigError with all faults."""
-    used = where or places()
+    used = where or folders()
     context = check(resolved)
     stages = used.engines / resolved.model.name / STAGES
     _refuse_misleading_path(stages, resolved)

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.backends.tensorrt_llm import release_data
-from pipeline.config.places import expanded
+from pipeline.config.folders import expanded
 from pipeline.config.schema import LocalCheckpoint, ModelConfig, ModelShape, RandomCheckpoint
 
 # Keys of config.json for each size, the most common one first.

@@ -33,7 +33,7 @@ from pipeline.bench.verify.verify import (
     verdict_table,
     verify_in_process,
 )
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import Device
 from pipeline.decoding.planning.cost import CostCurve, CostPoint
@@ -66,31 +66,31 @@ class CheckOptions:
     max_new_tokens: int = 64
 
 
-def checks(options: CheckOptions, places: Places, note: Note) -> Iterator[tuple[str, Callable[[], Values]]]:
+def checks(options: CheckOptions, folders: Folders, note: Note) -> Iterator[tuple[str, Callable[[], Values]]]:
     """Yield name and function of each check, in order. Later ones use results of earlier ones."""
     curves: dict[str, CostCurve] = {}
     opened: list[InProcess] = []
 
     def model() -> InProcess:
         if not opened:
-            opened.append(_open_model(options.model, options.device, places, note))
+            opened.append(_open_model(options.model, options.device, folders, note))
         return opened[0]
 
-    yield "exactness", lambda: exactness(options.device, places, note)
+    yield "exactness", lambda: exactness(options.device, folders, note)
     for shape in options.shapes:
         yield f"curve {shape}", lambda shape=shape: _curve(shape, options.device, curves)  # type: ignore[misc]
-    yield "reference", lambda: reference(model(), options, places)
+    yield "reference", lambda: reference(model(), options, folders)
     yield "drafts", lambda: drafts(model(), options)
     yield "lookahead", lambda: lookahead_sizes(model(), options, curves)
 
 
 def run_checks(
-    options: CheckOptions, places: Places, note: Note, on_result: Callable[[list[Values]], None]
+    options: CheckOptions, folders: Folders, note: Note, on_result: Callable[[list[Values]], None]
 ) -> list[Values]:
     """Run all checks and return their results. A failed check is recorded with its error. on_result: called after each
     check with all results so far."""
     results: list[Values] = []
-    for name, check in checks(options, places, note):
+    for name, check in checks(options, folders, note):
         note(name)
         started = time.perf_counter()
         result: Values = {"name": name, "passed": True, "error": ""}
@@ -105,11 +105,11 @@ def run_checks(
     return results
 
 
-def exactness(device: Device, places: Places, note: Note) -> Values:
+def exactness(device: Device, folders: Folders, note: Note) -> Values:
     """Compare logits of tree nodes with those of their paths in float32 and bfloat16, and all strategies with plain
     decoding, on the tiny random model."""
     gaps = {name: _tree_gap(device, getattr(torch, name)) for name in _LARGEST_GAPS}
-    opened = _open_model("tiny-random-llama", device, places, note)
+    opened = _open_model("tiny-random-llama", device, folders, note)
     columns, rows, error = _verify(opened, load_workload(DEFAULT_PROMPTS, 3), 32)
     # A pass over several rows may sum in another order than a pass over one.
     faults = [
@@ -146,7 +146,7 @@ def curve(shape: str, device: Device) -> tuple[Values, CostCurve]:
     return {"summary": summary, "points": rows}, found
 
 
-def reference(opened: InProcess, options: CheckOptions, places: Places) -> Values:
+def reference(opened: InProcess, options: CheckOptions, folders: Folders) -> Values:
     """Compare greedy tokens of plain decoding with those of transformers and the checkpoint's weights, in float32."""
     artifact = opened.artifact
     prompts = first_prompts(
@@ -157,7 +157,7 @@ def reference(opened: InProcess, options: CheckOptions, places: Places) -> Value
         (each.prompt_ids, plain.generate(make_request(settings, each.prompt_ids), each.prompt).output_ids)
         for each in prompts
     ]
-    share = agreement(load_reference(artifact.resolved, places), outputs, _REFERENCE_GAP)
+    share = agreement(load_reference(artifact.resolved, folders), outputs, _REFERENCE_GAP)
     return {"passed": share == 1.0, "error": "" if share == 1.0 else disagreement_sentence(share), "agreement": share}
 
 
@@ -223,11 +223,11 @@ def _curve_row(point: CostPoint, points: Sequence[CostPoint], floor: float) -> V
     }
 
 
-def _open_model(name: str, device: Device, places: Places, note: Note) -> InProcess:
+def _open_model(name: str, device: Device, folders: Folders, note: Note) -> InProcess:
     """Build and load a model in float32, in which strategies must agree in every token."""
     overrides = ("backend=torch", f"device={device}", "model.dtype=float32", "model.gpu_dtype=float32")
-    resolved = resolve_config(name, "latency", (*overrides, "drafting.planner=fixed"), where=places)
-    return open_in_process(build_engine(resolved, places, note=note).artifact)
+    resolved = resolve_config(name, "latency", (*overrides, "drafting.planner=fixed"), where=folders)
+    return open_in_process(build_engine(resolved, folders, note=note).artifact)
 
 
 def _verify(opened: InProcess, rows: Sequence[WorkloadRow], max_new_tokens: int) -> tuple[Any, Any, str]:

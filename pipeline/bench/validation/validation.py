@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.schema import ServerConfig
 from pipeline.engine.backend import Note
 from pipeline.files import log_tail
@@ -151,9 +151,9 @@ def run_stages(
     return results
 
 
-def private_places(places: Places, out_dir: Path) -> tuple[Places, dict[str, str]]:
-    """Places with an engines folder inside out_dir, and the environment variables that set them for a command."""
-    own = Places(places.home, out_dir / "engines", places.cache)
+def private_folders(folders: Folders, out_dir: Path) -> tuple[Folders, dict[str, str]]:
+    """Folders with an engines folder inside out_dir, and the environment variables that set them for a command."""
+    own = Folders(folders.home, out_dir / "engines", folders.cache)
     variables = {"LOOKAHEAD_HOME": own.home, "LOOKAHEAD_ENGINES": own.engines, "LOOKAHEAD_CACHE": own.cache}
     # With OWNER, a server of this run ends with this process, even if it is killed.
     return own, {**os.environ, **{name: str(path) for name, path in variables.items()}, OWNER: str(os.getpid())}

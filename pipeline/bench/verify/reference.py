@@ -15,7 +15,7 @@ import torch
 from pipeline.checkpoint.convert import load_weights
 from pipeline.checkpoint.fetch import fetch
 from pipeline.checkpoint.model_config import read_config
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.tree import IntArray
 
@@ -23,10 +23,10 @@ from pipeline.decoding.tree import IntArray
 LEAST_AGREEMENT = 0.75
 
 
-def load_reference(resolved: ResolvedConfig, places: Places) -> Any:
+def load_reference(resolved: ResolvedConfig, folders: Folders) -> Any:
     """The model's checkpoint in transformers, in the resolved dtype, on a GPU with enough free memory or the CPU."""
     architecture = resolved.model.architecture
-    checkpoint = fetch(resolved.model, places.cache)
+    checkpoint = fetch(resolved.model, folders.cache)
     config = read_config(checkpoint.folder, architecture, checkpoint.gguf_file)
     model: Any = load_weights(checkpoint, config, resolved.dtype)
     return model.to(_device_for(model)).eval()

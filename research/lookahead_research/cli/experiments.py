@@ -126,7 +126,7 @@ def _run_engine(
 
 
 def _engine(model: str, profile: str, overrides: list[str] | None) -> tuple[Engine, ResolvedConfig]:
-    from pipeline.config.places import places
+    from pipeline.config.folders import folders
     from pipeline.engine.build import build_engine
     from pipeline.engine.torch.load import load_engine
 
@@ -134,7 +134,7 @@ def _engine(model: str, profile: str, overrides: list[str] | None) -> tuple[Engi
     if resolved.backend != "torch":
         raise UserError(f"Profile {profile} is for {resolved.backend}; W, N and G run on the torch backend only.")
     with output.working("opening the engine") as note:
-        return load_engine(build_engine(resolved, places(), note=note).artifact), resolved
+        return load_engine(build_engine(resolved, folders(), note=note).artifact), resolved
 
 
 def _short(value: object) -> object:

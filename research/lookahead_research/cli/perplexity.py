@@ -27,7 +27,7 @@ def perplexity(
     from pipeline.bench.contenders.in_process import open_in_process
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.report.results import require_writable
-    from pipeline.config.places import places
+    from pipeline.config.folders import folders
     from pipeline.engine.build import build_engine
     from pipeline.errors import UserError
     from pipeline.files import write_whole
@@ -38,7 +38,7 @@ def perplexity(
     rows = load_workload(data or DEFAULT_PROMPTS, limit)
     wanted = shared.resolve(model, profile, overrides)
     with output.working("opening the engine") as note:
-        opened = open_in_process(build_engine(wanted, places(), note=note).artifact)
+        opened = open_in_process(build_engine(wanted, folders(), note=note).artifact)
     texts = [(row.row_id, opened.codec.encode(" ".join((row.system, *row.turns)).strip())) for row in rows]
     if not (texts := [(text_id, tokens) for text_id, tokens in texts if len(tokens) > 1]):
         raise UserError("No text has two tokens, so nothing can be predicted; give longer ones with --data.")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.places import Places
-from tests.own_places import own_places
+from pipeline.config.folders import Folders
+from tests.own_folders import own_folders
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> Places:
-    return own_places(tmp_path)
+def where(tmp_path: Path) -> Folders:
+    return own_folders(tmp_path)

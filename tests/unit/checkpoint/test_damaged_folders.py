@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.checkpoint.local import open_folder
 from pipeline.checkpoint.random import byte_tokenizer
+from pipeline.config.folders import Folders, folders
 from pipeline.config.hardware import Hardware
-from pipeline.config.places import Places, places
 from pipeline.config.resolution import resolve_config
 from pipeline.engine.build import build_engine
 from pipeline.errors import UserError
@@ -49,8 +49,8 @@ def folder(good: Path, tmp_path: Path) -> Path:
 
 
 def built(folder: Path, *overrides: str) -> Path:
-    where = Places(home=places({}).home, engines=folder.parent / "engines", cache=folder.parent / "cache")
-    resolved = resolve_config(str(folder), "latency", overrides, where=places({}), hardware=CPU)
+    where = Folders(home=folders({}).home, engines=folder.parent / "engines", cache=folder.parent / "cache")
+    resolved = resolve_config(str(folder), "latency", overrides, where=folders({}), hardware=CPU)
     return build_engine(resolved, where).artifact.folder
 
 

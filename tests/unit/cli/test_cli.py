@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from pipeline import cli
 from pipeline.cli.app import GROUPS, PANELS, PLUGINS, build_app, verb_name
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.errors import ConfigError
 from tests.command_line import exit_code
 from tests.patience import PATIENCE_S
@@ -160,7 +160,7 @@ def test_a_missing_file_may_be_our_bug_and_keeps_its_trace(monkeypatch: pytest.M
 def test_a_stdout_that_takes_nothing_is_no_trace(output: str, code: int) -> None:
     command = f"'{sys.executable}' -m pipeline profiles {output}"
     done = subprocess.run(
-        ["sh", "-c", command], cwd=places({}).home, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S
+        ["sh", "-c", command], cwd=folders({}).home, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == code
     assert "Traceback" not in done.stderr
@@ -169,7 +169,7 @@ def test_a_stdout_that_takes_nothing_is_no_trace(output: str, code: int) -> None
 def test_a_missing_home_folder_is_reported() -> None:
     for environment in ({"LOOKAHEAD_CACHE": "~nobody-of-that-name/x"}, {"LOOKAHEAD_ENGINES": "~nobody-of-that-name"}):
         with pytest.raises(ConfigError, match=r"~nobody-of-that-name.*there is no such user"):
-            places(environment)
+            folders(environment)
 
 
 def test_our_bug_keeps_its_trace() -> None:
@@ -286,4 +286,4 @@ def test_a_strategy_that_does_not_exist_is_refused_before_an_engine_is_built(
     assert exit_code(*command, "--model", "tiny-random-llama", "--strategies", "none,magic") == 2
 
     assert "There is no strategy 'magic'" in capsys.readouterr().err
-    assert not places().engines.exists()
+    assert not folders().engines.exists()

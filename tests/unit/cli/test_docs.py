@@ -16,15 +16,15 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from pipeline.config.folders import folders
 from pipeline.config.loading import names_in
-from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ProfileConfig
 from pipeline.repository.extensions import LOOKAHEAD_BLS_INPUTS
 from tests.command_line import exit_code
 from tests.patience import PATIENCE_S
 
-PLACES = places({})
+PLACES = folders({})
 HOME = PLACES.home
 PAGES = [HOME / "README.md", HOME / "CONTRIBUTING.md", *sorted((HOME / "docs").rglob("*.md"))]
 MAKEFILE = (HOME / "Makefile").read_text(encoding="utf-8")

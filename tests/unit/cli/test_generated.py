@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.generated import BEGIN, END, generated_files, page_with, schema_texts, stale_files
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.errors import ConfigError
 
 TABLES = "| driver | 580 |"
 
 
 def test_the_generated_files_are_fresh() -> None:
-    files = generated_files(places({}).home)
+    files = generated_files(folders({}).home)
     assert {"model.schema.json", "architectures.md", "tensorrt-llm.md"} <= {path.name for path in files}
     assert stale_files(files) == [], "run `lookahead dev generate`"
 

@@ -10,10 +10,10 @@ import subprocess
 import pytest
 
 from pipeline.cli.app import build_app, verb_name
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from tests.patience import PATIENCE_S
 
-HOME = places({}).home
+HOME = folders({}).home
 TEXT = (HOME / "Makefile").read_text(encoding="utf-8")
 APP = build_app()
 VERBS = {verb_name(verb) for verb in (*APP.registered_commands, *APP.registered_groups)}

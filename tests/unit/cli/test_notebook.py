@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 
-NOTEBOOK = places({}).home / "docs" / "notebook.ipynb"
+NOTEBOOK = folders({}).home / "docs" / "notebook.ipynb"
 
 
 def cells(kind: str) -> list[dict[str, Any]]:

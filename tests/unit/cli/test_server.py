@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.cli.server import announce
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.config.schema import ApiKey, ServerConfig
 from pipeline.server.installation import VARIABLE
 from pipeline.server.log import write_end
@@ -50,8 +50,8 @@ def test_status_names_the_log_of_a_server_that_died(engines, capsys, stopped):
 
 
 def test_status_names_the_folder_of_another_users_server_whose_state_is_private(engines, tmp_path, monkeypatch, capsys):
-    own = replace(places(), engines=tmp_path / "own", shared_engines=engines)
-    monkeypatch.setattr("pipeline.cli.server.places", lambda: own)
+    own = replace(folders(), engines=tmp_path / "own", shared_engines=engines)
+    monkeypatch.setattr("pipeline.cli.server.folders", lambda: own)
     assert "another user" not in run(capsys, "status")[2]
     (engines / ".run" / "server.json").touch(0o000)
     code, out, err = run(capsys, "status")

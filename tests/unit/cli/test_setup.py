@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from tests.patience import PATIENCE_S
 
-SETUP = places({}).home / "setup.sh"
+SETUP = folders({}).home / "setup.sh"
 # Answers the question of what it is good for, makes "environments" that hold it, and notes pip's arguments.
 PYTHON = """#!/bin/sh
 case "$1 $2" in

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline.config.folders import folders
 from pipeline.config.hardware import Hardware
 from pipeline.config.loading import names_in
-from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.errors import ConfigError
 
-SHIPPED = places({})
+SHIPPED = folders({})
 MODELS = names_in(SHIPPED.models)
 PROFILES = names_in(SHIPPED.profiles)
 CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)

@@ -11,7 +11,7 @@ import pytest
 from jinja2.exceptions import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.resolution import resolve_config
 from pipeline.dynamo.card import write_card
 from pipeline.engine.artifact import Artifact
@@ -25,7 +25,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 
 
 @pytest.fixture(scope="module")
-def artifact(where: Places) -> Artifact:
+def artifact(where: Folders) -> Artifact:
     settings = ("backend=torch", "device=cpu", "drafting.planner=fixed", "model.tool_call_parser=hermes")
     return build_engine(resolve_config("tiny-random-llama", "latency", settings), where).artifact
 

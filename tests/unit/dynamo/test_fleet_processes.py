@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.config.resolution import resolve_config
 from pipeline.dynamo import fleet
 from pipeline.dynamo.fleet import Fleet, find_ended, start_fleet
@@ -151,7 +151,7 @@ def served_with(*overrides: str) -> PreparedServer:
 
 @pytest.mark.parametrize("gateway", ["true", "false"])
 def test_a_free_port_that_another_program_takes_is_chosen_again(started, tmp_path, gateway):
-    running = start_fleet(served_with(f"server.gateway.enabled={gateway}"), places(), tmp_path)
+    running = start_fleet(served_with(f"server.gateway.enabled={gateway}"), folders(), tmp_path)
 
     first, again = started[:3], started[3:]
     assert all(process.is_stopped for process in first)
@@ -174,4 +174,4 @@ def test_a_fixed_port_that_another_program_takes_is_named(started, tmp_path, mon
 
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with pytest.raises(ServerError, match=rf"Port {port} \(server.openai_port\)"):
-            start_fleet(served_with(*overrides), places(), tmp_path, note=note)
+            start_fleet(served_with(*overrides), folders(), tmp_path, note=note)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pipeline.config.folders import folders
 from pipeline.config.hardware import Hardware
-from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 
@@ -11,4 +11,4 @@ CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
 
 
 def tiny(*overrides: str, profile: str = "latency") -> ResolvedConfig:
-    return resolve_config("tiny-random-llama", profile, overrides, where=places({}), hardware=CPU)
+    return resolve_config("tiny-random-llama", profile, overrides, where=folders({}), hardware=CPU)

@@ -7,28 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.engine.artifact import artifact_dir
 from pipeline.engine.build import build_engine
-from tests.own_places import own_places
+from tests.own_folders import own_folders
 from tests.unit.engine.builds import tiny
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> Places:
-    return own_places(tmp_path)
+def where(tmp_path: Path) -> Folders:
+    return own_folders(tmp_path)
 
 
 @pytest.fixture(scope="session")
-def once_built(tmp_path_factory: pytest.TempPathFactory) -> Places:
+def once_built(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """The latency engine of the tiny model, and the cache that its build leaves."""
-    places = own_places(tmp_path_factory.mktemp("built"))
-    build_engine(tiny(), places)
-    return places
+    folders = own_folders(tmp_path_factory.mktemp("built"))
+    build_engine(tiny(), folders)
+    return folders
 
 
 @pytest.fixture
-def built(where: Places, once_built: Places) -> Path:
+def built(where: Folders, once_built: Folders) -> Path:
     """A copy of that engine for one test."""
     shutil.copytree(once_built.cache, where.cache)
     shutil.copytree(once_built.engines, where.engines)

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.backends import torch as torch_backend
 from pipeline.checkpoint.hashing import file_sha256
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.engine.artifact import artifact_dir, load_artifact
 from pipeline.engine.build import build_engine
 from pipeline.engine.fingerprint import library_versions
@@ -20,13 +20,13 @@ from pipeline.errors import BuildError
 from tests.unit.engine.builds import tiny
 
 
-def fault(folder: Path, where: Places) -> str:
+def fault(folder: Path, where: Folders) -> str:
     with pytest.raises(BuildError) as caught:
         load_artifact(folder, where.cache)
     return str(caught.value)
 
 
-def test_the_artifact_holds_what_the_engine_and_the_tokenizer_load(built: Path, where: Places) -> None:
+def test_the_artifact_holds_what_the_engine_and_the_tokenizer_load(built: Path, where: Folders) -> None:
     from transformers import AutoTokenizer, GenerationConfig
 
     from pipeline.engine.torch.lean.layout import load_model
@@ -76,7 +76,7 @@ SPOILERS: list[tuple[Callable[[Path], object], str]] = [
 
 @pytest.mark.parametrize(("spoil", "expected"), SPOILERS)
 def test_a_changed_artifact_is_refused_with_reason_and_command_and_built_anew(
-    spoil: Callable[[Path], object], expected: str, built: Path, where: Places
+    spoil: Callable[[Path], object], expected: str, built: Path, where: Folders
 ) -> None:
     spoil(built)
     text = fault(built, where)
@@ -86,7 +86,7 @@ def test_a_changed_artifact_is_refused_with_reason_and_command_and_built_anew(
     load_artifact(built, where.cache)
 
 
-def test_a_fingerprint_edited_in_the_manifest_is_noticed(built: Path, where: Places) -> None:
+def test_a_fingerprint_edited_in_the_manifest_is_noticed(built: Path, where: Folders) -> None:
     manifest = json.loads((built / "manifest.json").read_text(encoding="utf-8"))
     manifest["fingerprint"]["flags"]["engine.max_batch_size"] = 64
     (built / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
@@ -94,7 +94,7 @@ def test_a_fingerprint_edited_in_the_manifest_is_noticed(built: Path, where: Pla
 
 
 def test_an_engine_of_another_environment_is_refused_unless_it_is_only_read(
-    built: Path, where: Places, monkeypatch: pytest.MonkeyPatch
+    built: Path, where: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = library_versions("torch", LIBRARIES) | {"transformers": "9.9"}
     monkeypatch.setattr(torch_backend, "library_versions", lambda backend, names: versions)

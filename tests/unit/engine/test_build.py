@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.backends.torch import TorchBackend
 from pipeline.checkpoint.fetch import fetch
+from pipeline.config.folders import Folders, folders
 from pipeline.config.loading import built_models
-from pipeline.config.places import Places, places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import artifact_dir, load_artifact
@@ -25,7 +25,7 @@ from pipeline.errors import BuildError, CheckpointError
 from tests.unit.engine.builds import CPU, tiny
 
 
-def test_dtype_is_that_of_the_config(where: Places) -> None:
+def test_dtype_is_that_of_the_config(where: Folders) -> None:
     from safetensors import safe_open
 
     folder = build_engine(tiny("model.dtype=float16"), where).artifact.engine_dir
@@ -33,20 +33,20 @@ def test_dtype_is_that_of_the_config(where: Places) -> None:
         assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"F16"}  # noqa: SIM118 (no mapping)
 
 
-def test_a_second_build_does_nothing(built: Path, where: Places) -> None:
+def test_a_second_build_does_nothing(built: Path, where: Folders) -> None:
     before = {path: path.stat().st_mtime_ns for path in built.rglob("*")}
     result = build_engine(tiny(), where)
     assert result.outcome == "reused"
     assert {path: path.stat().st_mtime_ns for path in built.rglob("*")} == before
 
 
-def test_a_build_reports_the_type_of_its_weights(where: Places) -> None:
+def test_a_build_reports_the_type_of_its_weights(where: Folders) -> None:
     notes: list[str] = []
     build_engine(tiny("engine.quantization=int8"), where, note=notes.append)
     assert any("of weights to int8 for torch on cpu" in note for note in notes)
 
 
-def test_settings_that_the_engine_does_not_depend_on_are_only_updated(built: Path, where: Places) -> None:
+def test_settings_that_the_engine_does_not_depend_on_are_only_updated(built: Path, where: Folders) -> None:
     weights = (built / "engine" / "model.safetensors").stat()
     (built / "cost_curve.json").write_text("{}", encoding="utf-8")
     result = build_engine(tiny("server.http_port=0", "drafting.strategy=trie"), where)
@@ -58,14 +58,14 @@ def test_settings_that_the_engine_does_not_depend_on_are_only_updated(built: Pat
 
 
 @pytest.mark.parametrize("change", ["engine.max_batch_size=2", "model.lookahead.latency.max_window_size=2"])
-def test_every_build_flag_and_the_window_make_another_engine(change: str, built: Path, where: Places) -> None:
+def test_every_build_flag_and_the_window_make_another_engine(change: str, built: Path, where: Folders) -> None:
     before = load_artifact(built, where.cache).manifest.fingerprint_digest
     result = build_engine(tiny(change), where)
     assert result.outcome == "shared", "its weights are the same"
     assert result.artifact.manifest.fingerprint_digest != before
 
 
-def test_profiles_share_weights_on_disk(built: Path, where: Places) -> None:
+def test_profiles_share_weights_on_disk(built: Path, where: Folders) -> None:
     result = build_engine(tiny(profile="throughput"), where)
     assert result.outcome == "shared"
     weights = [folder / "engine" / "model.safetensors" for folder in (built, result.artifact.folder)]
@@ -74,12 +74,12 @@ def test_profiles_share_weights_on_disk(built: Path, where: Places) -> None:
     load_artifact(result.artifact.folder, where.cache)
 
 
-def test_other_weights_are_not_shared(built: Path, where: Places) -> None:
+def test_other_weights_are_not_shared(built: Path, where: Folders) -> None:
     assert build_engine(tiny("model.checkpoint.seed=1", profile="throughput"), where).outcome == "built"
     assert build_engine(tiny("model.dtype=bfloat16", profile="balanced"), where).outcome == "built"
 
 
-def test_an_engine_that_cannot_be_written_is_used_through_links(built: Path, where: Places, tmp_path: Path) -> None:
+def test_an_engine_that_cannot_be_written_is_used_through_links(built: Path, where: Folders, tmp_path: Path) -> None:
     for kind in (".costs", ".first_rows"):
         (built.parent / kind).mkdir()
         (built.parent / kind / "measured").touch(0o444)
@@ -109,7 +109,7 @@ def test_an_engine_that_cannot_be_written_is_used_through_links(built: Path, whe
     assert build_engine(tiny(), reader).outcome == "built"
 
 
-def test_a_finished_engine_needs_no_right_to_write(built: Path, where: Places) -> None:
+def test_a_finished_engine_needs_no_right_to_write(built: Path, where: Folders) -> None:
     """Engines may lie on a read-only disk. A lock that was opened for writing would be empty afterwards."""
     lock = where.engines / ".locks" / "tiny-random-llama"
     lock.write_text("content")
@@ -117,14 +117,14 @@ def test_a_finished_engine_needs_no_right_to_write(built: Path, where: Places) -
     assert lock.read_text() == "content"
 
 
-def test_force_builds_again(built: Path, where: Places) -> None:
+def test_force_builds_again(built: Path, where: Folders) -> None:
     (built / "repository").mkdir()
     assert build_engine(tiny(), where, force=True).outcome == "built"
     assert (built / "repository").is_dir(), "a server may run from it"
 
 
 def test_a_failing_build_keeps_the_old_engine_and_leaves_nothing_else(
-    built: Path, where: Places, monkeypatch: pytest.MonkeyPatch
+    built: Path, where: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> None:
         raise CheckpointError("no weights")
@@ -136,7 +136,7 @@ def test_a_failing_build_keeps_the_old_engine_and_leaves_nothing_else(
     assert sorted(path.name for path in built.parent.iterdir()) == ["latency"]
 
 
-def test_a_first_build_that_fails_leaves_no_folder(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_build_that_fails_leaves_no_folder(where: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise CheckpointError("no weights")
 
@@ -147,7 +147,7 @@ def test_a_first_build_that_fails_leaves_no_folder(where: Places, monkeypatch: p
 
 
 def test_a_config_that_the_backend_refuses_is_reported_before_the_weights_are_loaded(
-    where: Places, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: Folders, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Learned positions end at the checkpoint's number: a longer prompt would fail, and with it its whole pass."""
     monkeypatch.setattr(torch_build, "load_weights", lambda *arguments: pytest.fail("weights are loaded"))
@@ -165,10 +165,10 @@ def test_a_config_that_the_backend_refuses_is_reported_before_the_weights_are_lo
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         (folder / "config.json").write_text(json.dumps({**config, key: value}), encoding="utf-8")
         with pytest.raises(CheckpointError, match=expected):
-            build_engine(resolve_config(str(folder), "latency", where=places({}), hardware=CPU), where)
+            build_engine(resolve_config(str(folder), "latency", where=folders({}), hardware=CPU), where)
 
 
-def test_too_little_memory_is_said_before_the_weights_are_read(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_said_before_the_weights_are_read(where: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     import psutil
 
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("M", (), {"available": 1000})())
@@ -202,7 +202,7 @@ def test_a_remedy_for_memory_is_one_that_fits(
 
 
 def test_a_built_engine_from_the_hub_is_used_without_the_hub(
-    built: Path, where: Places, monkeypatch: pytest.MonkeyPatch
+    built: Path, where: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreachable(*arguments: object) -> None:
         raise CheckpointError("the hub cannot be reached")
@@ -223,7 +223,7 @@ def test_a_built_engine_from_the_hub_is_used_without_the_hub(
             build_engine(wanted, where, force=force)
 
 
-def test_a_built_engine_outlives_the_folder_of_its_checkpoint(where: Places, tmp_path: Path) -> None:
+def test_a_built_engine_outlives_the_folder_of_its_checkpoint(where: Folders, tmp_path: Path) -> None:
     folder, settings = tmp_path / "own-model", ("backend=torch", "drafting.planner=fixed")
     shutil.copytree(fetch(tiny().model, where.cache).folder, folder)
     resolved = resolve_config(str(folder), "latency", settings, where=where, hardware=CPU)
@@ -244,7 +244,7 @@ def test_a_built_engine_outlives_the_folder_of_its_checkpoint(where: Places, tmp
         build_engine(halved, where)
 
 
-def test_a_checkpoint_with_missing_tensors_is_refused(where: Places, built: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_with_missing_tensors_is_refused(where: Folders, built: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path / "lacking"
@@ -252,12 +252,12 @@ def test_a_checkpoint_with_missing_tensors_is_refused(where: Places, built: Path
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    resolved = resolve_config(str(folder), "latency", where=places({}), hardware=CPU)
+    resolved = resolve_config(str(folder), "latency", where=folders({}), hardware=CPU)
     with pytest.raises(CheckpointError, match=r"lacks tensors .* model\.layers\.1\.mlp\.up_proj\.weight \(1 in all\)"):
         build_engine(resolved, where)
 
 
-def test_plan_says_what_a_build_would_do(where: Places) -> None:
+def test_plan_says_what_a_build_would_do(where: Folders) -> None:
     assert engine_plan(tiny(), where)["state"] == "not built"
     assert not where.engines.exists(), "a plan writes nothing"
     build_engine(tiny(), where)
@@ -267,7 +267,7 @@ def test_plan_says_what_a_build_would_do(where: Places) -> None:
     assert state == "to be built again: engine.max_batch_size 2 instead of 4"
 
 
-def test_missing_resources_are_reported_before_a_download(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_resources_are_reported_before_a_download(where: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(resolved: ResolvedConfig, folder: Path) -> None:
         raise BuildError("too little memory")
 
@@ -278,7 +278,7 @@ def test_missing_resources_are_reported_before_a_download(where: Places, monkeyp
     assert not [note for note in notes if note.startswith("checkpoint")]
 
 
-def test_what_is_built_needs_no_room(built: Path, where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_built_needs_no_room(built: Path, where: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     fail = staticmethod(lambda resolved, folder: pytest.fail("nothing is built"))
     monkeypatch.setattr(TorchBackend, "require_resources", fail)
     assert build_engine(tiny(), where).outcome == "reused"

@@ -7,13 +7,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.engine.build import build_engine
 from pipeline.engine.create import artifact_vocabulary
 from tests.unit.engine.builds import tiny
 
 
-def test_an_end_token_outside_the_vocabulary_is_passed_over(where: Places, tmp_path: Path) -> None:
+def test_an_end_token_outside_the_vocabulary_is_passed_over(where: Folders, tmp_path: Path) -> None:
     built = build_engine(tiny(), where).artifact
     artifact = replace(built, folder=Path(shutil.copytree(built.folder, tmp_path / "engine")))
     for named, expected in (([-1, 512, 7], 7), (-1, 1), (None, 1)):

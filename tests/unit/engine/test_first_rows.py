@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS
 from pipeline.engine.artifact import load_artifact
 from pipeline.engine.first_rows import (
@@ -51,7 +51,7 @@ def test_what_there_is_no_time_for_is_computed_the_next_time() -> None:
     assert np.array_equal(rest.probs, whole.probs)
 
 
-def test_stored_rows_are_read_refused_when_damaged_and_removed_with_the_engines(where: Places, built: Path) -> None:
+def test_stored_rows_are_read_refused_when_damaged_and_removed_with_the_engines(where: Folders, built: Path) -> None:
     artifact = load_artifact(built, where.cache)
     assert load_first_rows(artifact) is None
     rows = compute_first_rows(TableEngine(), CONTEXT, NO_FIRST_ROWS, most_tokens=5)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.engine.artifact import build_lock
 from pipeline.engine.removal import removable, remove, require_unused, sizes_of
 from pipeline.errors import BuildError
 
 
-def test_clean_finds_engines_and_leftovers_only(built: Path, where: Places) -> None:
+def test_clean_finds_engines_and_leftovers_only(built: Path, where: Folders) -> None:
     (built.parent / ".partial-latency-x").mkdir()
     (built.parent / "notes").mkdir()
     found = {path.name for path in removable(where, None, cache=True)}
@@ -23,7 +23,7 @@ def test_clean_finds_engines_and_leftovers_only(built: Path, where: Places) -> N
     assert {path.name for path in built.parent.iterdir()} == {"notes"}
 
 
-def test_clean_leaves_what_is_served_or_being_built(built: Path, where: Places) -> None:
+def test_clean_leaves_what_is_served_or_being_built(built: Path, where: Folders) -> None:
     folders = removable(where, None, cache=True)
     require_unused(where, folders, None)
     require_unused(where, folders, where.engines / "another" / "latency" / "repository")

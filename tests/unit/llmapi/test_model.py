@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.llmapi.repository import render_llmapi
 from pipeline.llmapi.settings import METHODS, Method, draft_settings, model_yaml
 from tests.trt_configs import trt_config
@@ -34,7 +34,7 @@ def test_every_release_gets_its_arguments_in_a_form_that_it_takes(
     monkeypatch.setattr(llmapi, "TAKES_TEXT", takes_text)
     utils = SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=1)
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
-    folder = render_llmapi(trt_config(), method, tmp_path / "repository", places().home / "triton_repo")
+    folder = render_llmapi(trt_config(), method, tmp_path / "repository", folders().home / "triton_repo")
     code = runpy.run_path(str(folder / "tensorrt_llm" / "1" / "model.py"))
     model = code["TritonPythonModel"]()
     model.initialize({"model_repository": str(folder / "tensorrt_llm"), "model_version": "1"})

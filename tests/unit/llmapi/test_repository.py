@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ConfigError, RepositoryError
 from pipeline.llmapi.repository import llmapi_config, render_llmapi
@@ -18,7 +18,7 @@ from pipeline.repository.contract import model_contract
 from tests.command_line import exit_code
 from tests.trt_configs import trt_config
 
-SOURCE = places().home / "triton_repo"
+SOURCE = folders().home / "triton_repo"
 
 
 def rendered(tmp_path: Path, method: str, resolved: ResolvedConfig) -> tuple[Path, dict, DraftSettings]:  # type: ignore[type-arg]

@@ -12,8 +12,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from pipeline.config.folders import folders
 from pipeline.config.loading import names_in
-from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
@@ -105,11 +105,11 @@ def parsed(model_dir: Path) -> pb.ModelConfig:
     return text_format.Parse((model_dir / "config.pbtxt").read_text(), pb.ModelConfig())
 
 
-@pytest.mark.parametrize(("model", "profile"), zip(names_in(places().models), cycle(names_in(places().profiles))))
+@pytest.mark.parametrize(("model", "profile"), zip(names_in(folders().models), cycle(names_in(folders().profiles))))
 def test_every_model_and_profile_renders_configs_that_keep_the_contract(tmp_path, model, profile):
     resolved = torch_config(model, profile)
     repository = tmp_path / "out"
-    render(resolved, fake_artifact(tmp_path / "artifact", resolved), repository, places().home / "triton_repo")
+    render(resolved, fake_artifact(tmp_path / "artifact", resolved), repository, folders().home / "triton_repo")
 
     assert check_repository(repository) == tuple(sorted(SERVED))
     for name in SERVED:
@@ -123,7 +123,7 @@ def test_every_model_and_profile_renders_configs_that_keep_the_contract(tmp_path
         assert (repository / name / "1").is_dir()
         if name != "ensemble":
             assert config.backend == "python"
-            source = places().home / "triton_repo" / CODE_OF.get(name, name) / "1" / "model.py"
+            source = folders().home / "triton_repo" / CODE_OF.get(name, name) / "1" / "model.py"
             assert (repository / name / "1" / "model.py").read_text() == source.read_text()
 
 
@@ -183,7 +183,7 @@ def test_folder_names_with_quotes_and_colons_survive_the_text_form(tmp_path):
 
 def test_rendering_again_replaces_what_was_there_and_a_failure_leaves_it(tmp_path):
     resolved = torch_config("tiny-random-llama", "latency")
-    artifact, source = fake_artifact(tmp_path / "artifact", resolved), places().home / "triton_repo"
+    artifact, source = fake_artifact(tmp_path / "artifact", resolved), folders().home / "triton_repo"
     out = repository_dir(artifact)
     render(resolved, artifact, out, source)
     (out / "stale").mkdir()
@@ -199,7 +199,7 @@ def test_rendering_again_replaces_what_was_there_and_a_failure_leaves_it(tmp_pat
 def test_only_a_repository_of_this_program_is_replaced(tmp_path):
     repository, folder, file = tmp_path / "repository", tmp_path / "folder", tmp_path / "file"
     resolved = torch_config("tiny-random-llama", "latency")
-    render(resolved, fake_artifact(tmp_path / "artifact", resolved), repository, places().home / "triton_repo")
+    render(resolved, fake_artifact(tmp_path / "artifact", resolved), repository, folders().home / "triton_repo")
     folder.mkdir()
     file.touch()
     for harmless in (repository, folder, tmp_path / "new"):

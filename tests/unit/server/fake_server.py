@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import GatewayConfig, ServerConfig
 from pipeline.engine.backend import backend_of
@@ -69,7 +69,7 @@ def start(
     folder, run_dir = tmp_path / repository, tmp_path / "run"
     if make_command is None:
         backend = backend_of("torch")
-        make_command = backend.make_command(resolved, folder, places(), run_dir, None, lambda note: None)
+        make_command = backend.make_command(resolved, folder, folders(), run_dir, None, lambda note: None)
     return start_server(resolved, folder, run_dir, make_command, **options)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.errors import ServerError
 from pipeline.server.installation import (
     VARIABLE,
@@ -21,7 +21,7 @@ from pipeline.server.installation import (
 @pytest.mark.parametrize(("folder", "remedy"), [("home", "Move the project"), ("engines", "Set LOOKAHEAD_ENGINES")])
 def test_folders_that_the_backend_cannot_open_are_refused(folder, remedy):
     with pytest.raises(ServerError, match=rf"/srv/modèles has characters outside of ASCII; .*{remedy}"):
-        check_paths(replace(places(), **{folder: Path("/srv/modèles")}))
+        check_paths(replace(folders(), **{folder: Path("/srv/modèles")}))
 
 
 def test_a_variable_that_names_no_server_is_refused(tmp_path):
@@ -46,7 +46,7 @@ def test_the_variable_wins_over_the_container_and_that_over_the_path(tmp_path):
 def test_a_served_engine_computes_on_all_cores_which_replicas_share(replicas, num_threads, monkeypatch):
     monkeypatch.setattr("pipeline.config.threads.available_cores", lambda: 6)
     installation = Installation(Path("/opt/tritonserver"), "container")
-    found = server_environment(places(), installation, {}, replicas=replicas)
+    found = server_environment(folders(), installation, {}, replicas=replicas)
     assert found["OMP_NUM_THREADS"] == str(num_threads)
-    asked = server_environment(places(), installation, {"OMP_NUM_THREADS": "2"}, replicas=replicas)
+    asked = server_environment(folders(), installation, {"OMP_NUM_THREADS": "2"}, replicas=replicas)
     assert asked["OMP_NUM_THREADS"] == "2"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config.folders import folders
 from pipeline.config.hardware import Hardware
-from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine import memory
@@ -16,7 +16,7 @@ from pipeline.server.memory_fit import kv_bytes, memory_fit, serving_bytes
 from tests.command_line import exit_code
 from tests.unit.engine.torch.lean.models import lean_engine, tiny_model
 
-WHERE = places({})
+WHERE = folders({})
 GB = 10**9
 NO_GPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.config.resolution import resolve_config
 from pipeline.errors import ConfigError, ServerError
 from pipeline.server.installation import VARIABLE
@@ -33,7 +33,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[P
     monkeypatch.setenv(VARIABLE, str(script))
     hurry_guards(monkeypatch)
     served, folder = serve_of(tmp_path, "latency", "good"), tmp_path / "run"
-    state = launch(served, places(), folder, detach=True).state
+    state = launch(served, folders(), folder, detach=True).state
     yield served, state, folder
     stop_server(folder)
 
@@ -45,7 +45,7 @@ def serve_of(tmp_path: Path, profile: str, repository: str) -> PreparedServer:
 
 
 def start_in(folder: Path) -> Callable[[PreparedServer], RunningServer]:
-    return lambda served: launch(served, places(), folder, detach=True)
+    return lambda served: launch(served, folders(), folder, detach=True)
 
 
 def switched(before: PreparedServer, after: PreparedServer, folder: Path, **options: Any) -> RunningServer:
@@ -132,12 +132,12 @@ def test_a_server_that_ended_during_the_build_is_reported(running, tmp_path):
 
 def test_the_model_stays_as_it_is_served_overrides_included(tmp_path):
     before = serve_of(tmp_path, "latency", "good")
-    other = resolve_other(before, "throughput", ("engine.max_batch_size=3",), places())
+    other = resolve_other(before, "throughput", ("engine.max_batch_size=3",), folders())
     assert other.model == before.resolved.model
     assert (other.backend, other.device) == ("torch", "cpu")
     assert other.profile.name == "throughput"
     assert other.profile.engine.max_batch_size == 3
     require_other(before, other)
-    same = resolve_other(before, "latency", (), places())
+    same = resolve_other(before, "latency", (), folders())
     with pytest.raises(ServerError, match="The server already serves"):
         require_other(before, same)

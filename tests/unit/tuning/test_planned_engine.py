@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from pipeline.config.places import Places
+from pipeline.config.folders import Folders
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.sources.recycling import RecyclingSource
@@ -38,14 +38,14 @@ def tiny(*overrides: str, profile: str = "latency") -> ResolvedConfig:
     return resolve_config("tiny-random-llama", profile, ("backend=torch", "device=cpu", *overrides))
 
 
-def measured(where: Places, *overrides: str, profile: str = "latency", retake: bool = False) -> tuple[Path, bool]:
+def measured(where: Folders, *overrides: str, profile: str = "latency", retake: bool = False) -> tuple[Path, bool]:
     """The folder of the engine, and whether its passes were measured."""
     notes: list[str] = []
     result = planned_engine(tiny(*overrides, profile=profile), where, retake=retake, note=notes.append)
     return result.artifact.folder, MEASURING in notes
 
 
-def test_the_curve_is_measured_once_for_all_limits_profiles_and_builds(where: Places, tmp_path: Path) -> None:
+def test_the_curve_is_measured_once_for_all_limits_profiles_and_builds(where: Folders, tmp_path: Path) -> None:
     where = replace(where, engines=tmp_path)  # the other tests of this file build the same engine
     folder, first = measured(where)
     assert first
@@ -57,7 +57,7 @@ def test_the_curve_is_measured_once_for_all_limits_profiles_and_builds(where: Pl
 
 
 @pytest.mark.parametrize("stage", [LOADING, COMPUTING])
-def test_an_engine_that_is_removed_meanwhile_gives_a_sentence(where: Places, tmp_path: Path, stage: str) -> None:
+def test_an_engine_that_is_removed_meanwhile_gives_a_sentence(where: Folders, tmp_path: Path, stage: str) -> None:
     def remove(text: str) -> None:
         if text == stage:
             shutil.rmtree(tmp_path)
@@ -66,7 +66,7 @@ def test_an_engine_that_is_removed_meanwhile_gives_a_sentence(where: Places, tmp
         planned_engine(tiny(), replace(where, engines=tmp_path), note=remove)
 
 
-def test_a_damaged_curve_is_measured_again(where: Places, tmp_path: Path) -> None:
+def test_a_damaged_curve_is_measured_again(where: Folders, tmp_path: Path) -> None:
     """`bench --cost-curve` was the remedy of the error, and failed with the same error."""
     where = replace(where, engines=tmp_path)
     folder, _ = measured(where)
@@ -78,7 +78,7 @@ def test_a_damaged_curve_is_measured_again(where: Places, tmp_path: Path) -> Non
 
 
 def test_the_loops_are_compiled_for_an_engine_that_is_there_already_too(
-    where: Places, monkeypatch: pytest.MonkeyPatch
+    where: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured(where)
     compiled: list[object] = []
@@ -89,13 +89,13 @@ def test_the_loops_are_compiled_for_an_engine_that_is_there_already_too(
     assert len(compiled) == 1
 
 
-def test_progress_is_shown_by_batch_size(where: Places, tmp_path: Path) -> None:
+def test_progress_is_shown_by_batch_size(where: Folders, tmp_path: Path) -> None:
     notes: list[str] = []
     planned_engine(tiny(), replace(where, engines=tmp_path), note=notes.append)
     assert sum(note.startswith(MEASURING) for note in notes) == 1 + len(COARSE.batch_sizes)
 
 
-def test_the_engine_is_loaded_once_for_the_rows_and_the_curve(where: Places, tmp_path: Path) -> None:
+def test_the_engine_is_loaded_once_for_the_rows_and_the_curve(where: Folders, tmp_path: Path) -> None:
     notes: list[str] = []
     planned_engine(tiny(), replace(where, engines=tmp_path), note=notes.append)
     stages = [note for note in notes if note in (LOADING, COMPUTING, MEASURING)]
@@ -103,7 +103,7 @@ def test_the_engine_is_loaded_once_for_the_rows_and_the_curve(where: Places, tmp
 
 
 def test_what_was_measured_on_a_busy_machine_is_measured_again_when_asked_for_and_less_busy(
-    where: Places, monkeypatch: pytest.MonkeyPatch
+    where: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     artifact = planned_engine(tiny(), where).artifact
     stored = load_cost_curve(artifact)
@@ -119,7 +119,7 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again_when_asked_for_an
     assert measured(where, retake=True)[1], "a machine that is never idle has a curve of its best moments"
 
 
-def test_what_was_measured_on_an_idle_machine_stays(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_on_an_idle_machine_stays(where: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = planned_engine(tiny(), where).artifact
     stored = load_cost_curve(artifact)
     assert stored is not None
@@ -128,14 +128,14 @@ def test_what_was_measured_on_an_idle_machine_stays(where: Places, monkeypatch: 
     assert not measured(where, retake=True)[1]
 
 
-def test_the_engine_that_is_measured_holds_the_grid_and_no_more(where: Places) -> None:
+def test_the_engine_that_is_measured_holds_the_grid_and_no_more(where: Folders) -> None:
     artifact = planned_engine(tiny("drafting.planner=fixed"), where).artifact
     limits = with_measured_limits(artifact, COARSE, 4).resolved.profile.engine
     assert (limits.max_batch_size, limits.max_num_tokens, limits.max_draft_tokens) == (4, 128, 64)
     assert limits.max_seq_len <= artifact.resolved.model.max_position_embeddings
 
 
-def test_the_scheduler_plans_by_it(where: Places) -> None:
+def test_the_scheduler_plans_by_it(where: Folders) -> None:
     artifact = planned_engine(tiny(), where).artifact
     stored = load_cost_curve(artifact)
 
@@ -145,14 +145,14 @@ def test_the_scheduler_plans_by_it(where: Places) -> None:
     create_scheduler(artifact, load_engine(artifact))
 
 
-def test_a_fixed_planner_needs_none(where: Places, tmp_path: Path) -> None:
+def test_a_fixed_planner_needs_none(where: Folders, tmp_path: Path) -> None:
     folder, was_measured = measured(replace(where, engines=tmp_path), "drafting.planner=fixed")
 
     assert not was_measured
     assert not (folder.parent / ".costs").exists()
 
 
-def test_first_rows_are_computed_once_for_profiles_that_recycle(where: Places, tmp_path: Path) -> None:
+def test_first_rows_are_computed_once_for_profiles_that_recycle(where: Folders, tmp_path: Path) -> None:
     where = replace(where, engines=tmp_path)
     fixed = "drafting.planner=fixed"
     notes: list[str] = []
@@ -170,7 +170,7 @@ def test_first_rows_are_computed_once_for_profiles_that_recycle(where: Places, t
     assert np.array_equal(source.first_rows.ids, stored.rows.ids)
 
 
-def test_the_models_turn_opens_as_its_template_says(where: Places) -> None:
+def test_the_models_turn_opens_as_its_template_says(where: Folders) -> None:
     artifact = planned_engine(tiny(), where).artifact
     tokenizer = AutoTokenizer.from_pretrained(artifact.tokenizer_dir)
     conversation = [{"role": "user", "content": "x"}]
@@ -180,7 +180,7 @@ def test_the_models_turn_opens_as_its_template_says(where: Places) -> None:
     assert whole.endswith(tokenizer.decode(opening[-3:]))
 
 
-def test_a_template_with_tokens_that_the_model_lacks_is_named(where: Places) -> None:
+def test_a_template_with_tokens_that_the_model_lacks_is_named(where: Folders) -> None:
     artifact = planned_engine(tiny(), where).artifact
     with pytest.raises(BuildError, match=r"has token 2 \('<\|turn\|>'\), and the model's vocabulary is 0 \.\. 1"):
         opening_of(artifact, 2)
@@ -188,7 +188,7 @@ def test_a_template_with_tokens_that_the_model_lacks_is_named(where: Places) -> 
 
 @pytest.mark.parametrize("bos", [300, None])
 def test_without_a_template_a_pass_begins_with_a_token_that_the_model_has(
-    bos: int | None, where: Places, tmp_path: Path
+    bos: int | None, where: Folders, tmp_path: Path
 ) -> None:
     shutil.copytree(planned_engine(tiny(), where).artifact.folder, tmp_path / "engine")
     artifact = replace(planned_engine(tiny(), where).artifact, folder=tmp_path / "engine")
@@ -198,7 +198,7 @@ def test_without_a_template_a_pass_begins_with_a_token_that_the_model_has(
     assert opening_of(artifact, 300).tolist() == [0]
 
 
-def test_an_engine_without_drafts_needs_no_first_rows(where: Places) -> None:
+def test_an_engine_without_drafts_needs_no_first_rows(where: Folders) -> None:
     overrides = ("engine.max_draft_tokens=0", "drafting.max_draft_tokens=0", "drafting.strategy=none")
     result = planned_engine(tiny(*overrides, "engine.quantization=none", "drafting.planner=fixed"), where)
     assert result.artifact.resolved.profile.engine.max_draft_tokens == 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.repository.names import FINGERPRINT, LOOKAHEAD_MODEL, TARGET_MODEL, TARGET_PARAMETERS
 from pipeline.triton_models.bls import load_bls
 from pipeline.triton_models.drain_lock import DrainLock
@@ -40,7 +40,7 @@ class TritonPythonModel:
         artifact_dir = Path(parameter(config, "artifact_dir"))
         fingerprint, vocab_size = parameter(config, FINGERPRINT), int(parameter(config, "vocab_size"))
         self._bls = load_bls(artifact_dir, fingerprint, vocab_size, self._targets)
-        self._learned = self._bls.learned_state(artifact_dir, places().cache)
+        self._learned = self._bls.learned_state(artifact_dir, folders().cache)
         self._drain_lock = DrainLock(handover_dir())
         self._metrics = Metrics(pb_utils, self._bls.trie_metrics())
         self._tracer = tracer_of("lookahead-bls")

@@ -14,7 +14,7 @@ from typing import Any, cast
 import triton_python_backend_utils as pb_utils
 
 from pipeline.backends.tensorrt_llm.strict import require_outputs, strict_call, strict_engine, strict_profile
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.config.schema import kinds_on
 from pipeline.decoding.request import GenerationRequest, as_token_ids
 from pipeline.decoding.sources.base import DraftBudget
@@ -50,7 +50,7 @@ class _Request:
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
-        artifact = load_artifact(Path(parameter(config, "artifact_dir")), places().cache)
+        artifact = load_artifact(Path(parameter(config, "artifact_dir")), folders().cache)
         drafting = artifact.resolved.profile.drafting
         self._strategy = drafting.strategy
         self._budget = DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len)
@@ -66,7 +66,7 @@ class TritonPythonModel:
         warmup = GenerationRequest("warmup", as_token_ids([0, 1, 2, 3]), max_new_tokens=4)
         self._scheduler.run([Submission(warmup, "auto")])
         folder = Path(parameter(config, "artifact_dir"))
-        self._learned = LearnedState(self._scheduler.drafter, drafting, folder, places().cache, "engine")
+        self._learned = LearnedState(self._scheduler.drafter, drafting, folder, folders().cache, "engine")
         self._passes = PassWatch(self._scheduler, artifact.resolved.profile.server.gateway.request_timeout_s)
         self._scheduler.start()
         self._keys = itertools.count()

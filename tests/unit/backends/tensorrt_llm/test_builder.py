@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.backends.tensorrt_llm.plan import EngineStage, Plan, plan_for
 from pipeline.backends.tensorrt_llm.readback import engine_differences
+from pipeline.config.folders import folders
 from pipeline.config.loading import names_in
-from pipeline.config.places import places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ConfigError
 from tests.trt_configs import SPECULATIONS, trt_config
@@ -97,7 +97,7 @@ def plan_of(
 
 
 @settings(max_examples=100, deadline=None)
-@given(profile=st.sampled_from(names_in(places().profiles)), sizes=SIZES, lookahead=LOOKAHEAD, speculation=SPECULATION)
+@given(profile=st.sampled_from(names_in(folders().profiles)), sizes=SIZES, lookahead=LOOKAHEAD, speculation=SPECULATION)
 def test_the_builder_makes_an_engine_of_the_planned_sizes(profile, sizes, lookahead, speculation):
     try:
         found, config = plan_of(profile, speculation, lookahead, **sizes)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from pipeline.backends.tensorrt_llm.command import find_site
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ServerError
 from pipeline.server.command import SHOWN_ID
@@ -49,7 +49,7 @@ def served(tmp_path: Path, *overrides: str) -> PreparedServer:
 
 
 def start(tmp_path: Path, *overrides: str, **options: Any) -> RunningServer:
-    return launch(served(tmp_path, *overrides), places(), tmp_path / "run", **options)
+    return launch(served(tmp_path, *overrides), folders(), tmp_path / "run", **options)
 
 
 def stock_words(config: ResolvedConfig, server: RunningServer, executable: str, rank: int, *extra: str) -> list[str]:
@@ -193,7 +193,7 @@ def test_without_the_backend_the_server_runs_in_docker_from_an_image_that_is_bui
     assert run[:6] == ["run", "--name", name, "--init", "--network", "host"]
     assert {"--gpus", "--ipc=host"} <= set(run)
     assert f"{MARK}={server.state.server_id}" in run
-    assert f"PYTHONPATH={places().home}" in run
+    assert f"PYTHONPATH={folders().home}" in run
     assert f"{snapshot}:{snapshot}:ro" in run
     inside = run[run.index("lookahead-serving:26.07") + 1 :]
     assert inside[:5] == ["mpirun", "--allow-run-as-root", "-n", "1", "/opt/tritonserver/bin/tritonserver"]
@@ -202,7 +202,7 @@ def test_without_the_backend_the_server_runs_in_docker_from_an_image_that_is_bui
 
 def test_the_image_lets_triton_find_our_package_where_it_is_mounted(tmp_path, monkeypatch):
     """The stub does not look at PYTHONPATH, so the image has a .pth file: run the line that writes it, and read it."""
-    text = (places().home / "docker" / "Dockerfile").read_text()
+    text = (folders().home / "docker" / "Dockerfile").read_text()
     code = shlex.split(next(line for line in text.splitlines() if line.startswith("RUN python3 -c ")))[3]
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     exec(code)
@@ -231,12 +231,12 @@ def test_with_neither_backend_nor_docker_the_ways_out_are_named(machine, tmp_pat
 def test_what_is_shown_is_what_is_started(machine, tmp_path):
     record = machine()
     config = served(tmp_path, "model.parallelism.tensor=2").resolved
-    (shown,) = start_commands(config, places())
+    (shown,) = start_commands(config, folders())
     server = start(tmp_path, "model.parallelism.tensor=2")
     server.stop()
 
     state = server.state
-    repository = places().engines / "llama2-13b" / "latency" / "repository"
+    repository = folders().engines / "llama2-13b" / "latency" / "repository"
     started = " ".join(json.loads((record / "mpirun.json").read_text())[1:])
     started = started.replace(state.repository, str(repository)).replace(state.server_id, SHOWN_ID)
     for name in ("http", "grpc", "metrics"):
@@ -246,7 +246,7 @@ def test_what_is_shown_is_what_is_started(machine, tmp_path):
 
 def test_what_is_shown_where_nothing_is_there_is_the_call_inside_the_container(machine, tmp_path):
     machine(tensorrt_llm=False)
-    (shown,) = start_commands(served(tmp_path, ".orchestrator=true").resolved, places())
+    (shown,) = start_commands(served(tmp_path, ".orchestrator=true").resolved, folders())
     text = shown.to_text()
     assert text.startswith("TRTLLM_ORCHESTRATOR=1 TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES=1 mpirun --allow-run-as-root")
     assert " /opt/tritonserver/bin/tritonserver --model-repository=" in text
@@ -254,12 +254,12 @@ def test_what_is_shown_where_nothing_is_there_is_the_call_inside_the_container(m
 
 def test_a_command_is_shown_although_its_programs_are_not_there(machine, tmp_path):
     machine(mpirun=False, num_gpus=0)
-    (shown,) = start_commands(served(tmp_path, "model.parallelism.tensor=2").resolved, places())
+    (shown,) = start_commands(served(tmp_path, "model.parallelism.tensor=2").resolved, folders())
     assert shown.to_text().startswith("mpirun --allow-run-as-root -n 1")
 
 
 def test_in_docker_the_build_of_the_image_is_shown_too(machine, tmp_path):
     machine(tensorrt_llm=False, docker=True)
-    build, run = start_commands(served(tmp_path).resolved, places())
+    build, run = start_commands(served(tmp_path).resolved, folders())
     assert build.to_text().startswith("docker build --build-arg BASE=nvcr.io/nvidia/tritonserver:26.07-trtllm")
     assert run.to_text().startswith(f"docker run --name lookahead-{SHOWN_ID}")

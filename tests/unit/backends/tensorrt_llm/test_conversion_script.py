@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.backends.tensorrt_llm.conversion import conversion_of
 from pipeline.backends.tensorrt_llm.conversion_script import convert, main
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from tests.patience import PATIENCE_S
 from tests.trt_configs import RELEASE_FACTS, trt_context
 
@@ -139,7 +139,7 @@ def test_the_worker_needs_nothing_but_the_standard_library(tmp_path):
         "print(sorted({name.split('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
     )
     done = subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=places().home, capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, "-S", "-c", code], cwd=folders().home, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout.replace("'", '"'))) <= {"pipeline", "__main__"}

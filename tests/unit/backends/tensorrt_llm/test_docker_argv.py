@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.backends.tensorrt_llm.docker import docker_argv, run_argv
-from tests.own_places import own_places
+from tests.own_folders import own_folders
 
 
 def test_a_user_whom_the_container_does_not_know_has_a_name_and_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +31,7 @@ def test_a_user_whom_the_container_does_not_know_has_a_name_and_a_home(monkeypat
 
 
 def test_a_server_reads_the_engines_to_which_its_own_link(tmp_path: Path) -> None:
-    where = replace(own_places(tmp_path), shared_engines=tmp_path / "shared")
+    where = replace(own_folders(tmp_path), shared_engines=tmp_path / "shared")
     words = run_argv("tag", ["call"], "one", {}, where)
     assert f"{tmp_path}/engines:{tmp_path}/engines" in words
     assert f"{tmp_path}/shared:{tmp_path}/shared:ro" in words

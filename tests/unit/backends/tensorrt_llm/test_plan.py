@@ -10,8 +10,8 @@ from pipeline.backends.tensorrt_llm.build import full_text
 from pipeline.backends.tensorrt_llm.build_context import build_context_of
 from pipeline.backends.tensorrt_llm.plan import plan_for
 from pipeline.backends.tensorrt_llm.rules import faults_of
+from pipeline.config.folders import folders
 from pipeline.config.loading import names_in
-from pipeline.config.places import places
 from pipeline.engine.backend import backend_of
 from pipeline.engine.plan import write_plan
 from pipeline.errors import ConfigError
@@ -26,8 +26,8 @@ def plan(*overrides: str, model: str = "llama2-13b", profile: str = "latency"):
 
 
 @pytest.mark.parametrize("speculation", SPECULATIONS)
-@pytest.mark.parametrize("profile", names_in(places().profiles))
-@pytest.mark.parametrize("model", names_in(places().models))
+@pytest.mark.parametrize("profile", names_in(folders().profiles))
+@pytest.mark.parametrize("model", names_in(folders().models))
 def test_every_shipped_plan_is_complete_and_keeps_the_rules(model, profile, speculation):
     resolved = trt_config(model, profile, f".speculation={speculation}")
     assert faults_of(build_context_of(resolved)) == []
@@ -225,13 +225,13 @@ def test_an_orchestrator_is_one_process_or_one_more_than_all_ranks(overrides, pr
 
 
 def test_engines_under_a_folder_with_a_telling_name_are_refused(tmp_path):
-    where = places({"LOOKAHEAD_ENGINES": str(tmp_path / "vila-engines"), "LOOKAHEAD_HOME": str(places().home)})
+    where = folders({"LOOKAHEAD_ENGINES": str(tmp_path / "vila-engines"), "LOOKAHEAD_HOME": str(folders().home)})
     with pytest.raises(ConfigError, match=r"LOOKAHEAD_ENGINES.*'vila'"):
         plan_for(trt_config(), where)
 
 
 def test_the_text_holds_every_call_and_the_file_the_plan(tmp_path):
-    where = places({"LOOKAHEAD_ENGINES": str(tmp_path), "LOOKAHEAD_HOME": str(places().home)})
+    where = folders({"LOOKAHEAD_ENGINES": str(tmp_path), "LOOKAHEAD_HOME": str(folders().home)})
     resolved = trt_config("llama2-13b", "latency", ".speculation=both")
     found = plan_for(resolved, where)
     text = full_text(found, ["docker build image", "docker run server"])

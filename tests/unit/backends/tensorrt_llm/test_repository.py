@@ -17,7 +17,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from pipeline.backends.tensorrt_llm.release_data import release
 from pipeline.backends.tensorrt_llm.repository import UNSET
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
 from pipeline.repository.contract import model_contract
@@ -50,7 +50,7 @@ def rendered(folder: Path, resolved: ResolvedConfig) -> dict[str, pb.ModelConfig
         engine.mkdir(parents=True, exist_ok=True)
         (engine / "config.json").write_text(json.dumps({"pretrained_config": {"vocab_size": 512}}))
     repository = folder / "repository"
-    render(resolved, artifact, repository, places().home / "triton_repo")
+    render(resolved, artifact, repository, folders().home / "triton_repo")
     return {config.name: parsed(repository / config.name) for config in model_configs(resolved, artifact)}
 
 

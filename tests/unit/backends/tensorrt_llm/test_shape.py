@@ -7,13 +7,13 @@ import json
 import pytest
 
 from pipeline.backends.tensorrt_llm.shape import differences, shape_from_config, shape_of
+from pipeline.config.folders import folders
 from pipeline.config.loading import names_in
-from pipeline.config.places import places
 from pipeline.config.resolution import load_model
 from pipeline.config.schema import LocalCheckpoint
 
 
-@pytest.mark.parametrize("name", names_in(places().models))
+@pytest.mark.parametrize("name", names_in(folders().models))
 def test_shipped_sizes_add_up_to_the_parameters_that_the_model_has(name):
     model = load_model(name)
     shape = shape_of(model)

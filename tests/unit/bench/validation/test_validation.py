@@ -17,12 +17,12 @@ from pipeline.bench.validation.validation import (
     StageResult,
     ValidationPlan,
     has_passed,
-    private_places,
+    private_folders,
     run_stages,
     stages_of,
 )
 from pipeline.bench.validation.validation_report import report_of, write_report
-from pipeline.config.places import places
+from pipeline.config.folders import folders
 from pipeline.config.resolution import resolve_config
 from tests.command_line import exit_code
 from tests.patience import PATIENCE_S
@@ -160,10 +160,10 @@ def test_the_report_says_what_failed_with_its_log(tmp_path):
 
 
 def test_a_run_has_an_engines_folder_of_its_own(tmp_path):
-    own, environment = private_places(places(), tmp_path)
+    own, environment = private_folders(folders(), tmp_path)
     assert own.engines == tmp_path / "engines"
     assert environment["LOOKAHEAD_ENGINES"] == str(tmp_path / "engines")
-    assert environment["LOOKAHEAD_CACHE"] == str(places().cache)
+    assert environment["LOOKAHEAD_CACHE"] == str(folders().cache)
 
 
 def refused(capsys: Any, *arguments: str) -> str:

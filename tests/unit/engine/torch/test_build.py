@@ -11,8 +11,8 @@ from safetensors import safe_open
 
 from pipeline.bench.contenders.baselines import load_baselines
 from pipeline.bench.data.workload import Prompt
+from pipeline.config.folders import Folders, folders
 from pipeline.config.hardware import Hardware
-from pipeline.config.places import Places, places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.create import create_scheduler
@@ -31,11 +31,11 @@ INT8 = "engine.quantization=int8"
 
 def tiny(*overrides: str, profile: str = "latency", hardware: Hardware = CPU) -> ResolvedConfig:
     return resolve_config(
-        "tiny-random-llama", profile, ("drafting.planner=fixed", *overrides), where=places({}), hardware=hardware
+        "tiny-random-llama", profile, ("drafting.planner=fixed", *overrides), where=folders({}), hardware=hardware
     )
 
 
-def test_an_int8_engine_is_a_build_of_its_own_and_shared_by_profiles_that_want_it(where: Places) -> None:
+def test_an_int8_engine_is_a_build_of_its_own_and_shared_by_profiles_that_want_it(where: Folders) -> None:
     plain = planned_engine(tiny(), where)
     quantized = planned_engine(tiny(INT8), where)
     assert (plain.outcome, quantized.outcome) == ("built", "built")
@@ -45,7 +45,7 @@ def test_an_int8_engine_is_a_build_of_its_own_and_shared_by_profiles_that_want_i
     assert planned_engine(tiny(), where).outcome == "built"
 
 
-def test_the_files_hold_int8_and_the_plan_says_so(where: Places) -> None:
+def test_the_files_hold_int8_and_the_plan_says_so(where: Folders) -> None:
     artifact = planned_engine(tiny(INT8), where).artifact
     with safe_open(artifact.engine_dir / "model.safetensors", "pt") as file:
         kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (no mapping)
@@ -57,7 +57,7 @@ def test_the_files_hold_int8_and_the_plan_says_so(where: Places) -> None:
     assert plan["pass"] == "lean"
 
 
-def test_bfloat16_matrices_are_stored_as_such_beside_float32_norms(where: Places) -> None:
+def test_bfloat16_matrices_are_stored_as_such_beside_float32_norms(where: Folders) -> None:
     config = tiny("model.dtype=bfloat16")
     with safe_open(planned_engine(config, where).artifact.engine_dir / "model.safetensors", "pt") as file:
         kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (no mapping)
@@ -69,7 +69,7 @@ def test_bfloat16_matrices_are_stored_as_such_beside_float32_norms(where: Places
     assert engine_plan(tiny("model.dtype=float16"), where)["pass"] == "transformers"
 
 
-def test_families_beyond_the_lean_pass_keep_transformers_files(where: Places) -> None:
+def test_families_beyond_the_lean_pass_keep_transformers_files(where: Folders) -> None:
     config = tiny(INT8, "model.architecture=StableLmForCausalLM")
     artifact = planned_engine(config, where).artifact
     with safe_open(artifact.engine_dir / "model.safetensors", "pt") as file:
@@ -78,7 +78,7 @@ def test_families_beyond_the_lean_pass_keep_transformers_files(where: Places) ->
 
 
 @pytest.mark.parametrize("settings", [(), (INT8,), ("model.dtype=bfloat16",)])
-def test_drafts_change_no_token_of_it_and_transformers_agrees(where: Places, settings: tuple[str, ...]) -> None:
+def test_drafts_change_no_token_of_it_and_transformers_agrees(where: Folders, settings: tuple[str, ...]) -> None:
     artifact = planned_engine(tiny(*settings), where).artifact
     engine = load_engine(artifact)
     prompt = np.random.default_rng(0).integers(0, 256, 30).tolist()
@@ -97,7 +97,7 @@ def test_drafts_change_no_token_of_it_and_transformers_agrees(where: Places, set
     assert len(run("lookahead")) == len(plain) == 24
 
 
-def test_windows_in_an_old_engine_of_a_model_without_windows_are_ignored(where: Places) -> None:
+def test_windows_in_an_old_engine_of_a_model_without_windows_are_ignored(where: Folders) -> None:
     artifact = planned_engine(tiny(), where).artifact
     prompt = np.random.default_rng(0).integers(0, 256, 30).tolist()
 
@@ -112,7 +112,7 @@ def test_windows_in_an_old_engine_of_a_model_without_windows_are_ignored(where: 
     assert output_ids() == expected
 
 
-def test_what_cannot_be_quantized_is_refused_before_anything_is_fetched(where: Places) -> None:
+def test_what_cannot_be_quantized_is_refused_before_anything_is_fetched(where: Folders) -> None:
     with pytest.raises(
         BuildError, match=r"'int8' is not supported for .* GPT2LMHeadModel keeps its weights transposed"
     ):
@@ -130,14 +130,14 @@ def test_tensorrt_llm_has_a_setting_of_its_own() -> None:
         tiny(INT8, "backend=tensorrt_llm", hardware=H100)
 
 
-def test_a_cpu_without_the_kernels_is_refused_with_a_remedy(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_without_the_kernels_is_refused_with_a_remedy(where: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = planned_engine(tiny(INT8, "model.architecture=StableLmForCausalLM"), where).artifact
     monkeypatch.setattr("pipeline.engine.torch.load_transformers.can_quantize", lambda: False)
     with pytest.raises(BuildError, match=r"FBGEMM.*engine\.quantization=none"):
         load_engine(artifact)
 
 
-def test_a_model_larger_than_the_gpu_is_refused(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_larger_than_the_gpu_is_refused(where: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = planned_engine(tiny("model.dtype=float16"), where).artifact
 
     def allocate(*_: object, **__: object) -> None:
@@ -148,7 +148,7 @@ def test_a_model_larger_than_the_gpu_is_refused(where: Places, monkeypatch: pyte
         load_engine(artifact)
 
 
-def test_the_plan_says_which_code_computes_a_pass_on_a_gpu(where: Places) -> None:
+def test_the_plan_says_which_code_computes_a_pass_on_a_gpu(where: Folders) -> None:
     gpu = Hardware(gpu="H100", compute_capability=90, has_tensorrt_llm=False)
     assert engine_plan(tiny(hardware=gpu), where)["pass"] == "gpu"
     assert engine_plan(tiny("model.architecture=GPT2LMHeadModel", hardware=gpu), where)["pass"] == "transformers"

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.backends.tensorrt_llm.plan import plan_for
 from pipeline.backends.tensorrt_llm.rules import check, faults_of
-from pipeline.config.places import SHIPPED
+from pipeline.config.folders import SHIPPED
 from pipeline.config.resolution import resolve_config
 from pipeline.errors import ConfigError
 from tests.trt_configs import trt_config, trt_context

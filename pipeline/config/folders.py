@@ -20,7 +20,7 @@ SHIPPED = _IN_WHEEL if _IN_WHEEL.is_dir() else CODE
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Folders:
     """Folders of this program. home: of the shipped configs/, triton_repo/ and docker/. engines: built artifacts.
     cache: downloads, may be deleted. work: folder whose configs/ take precedence over the shipped ones. shared_engines:
     artifacts in a folder that this user cannot write; those in `engines` link to their files."""
@@ -61,7 +61,7 @@ def expanded(written: str) -> Path:
         ) from error
 
 
-def places(environment: Mapping[str, str] = os.environ) -> Places:
+def folders(environment: Mapping[str, str] = os.environ) -> Folders:
     """Read the folders from the environment.
 
     home: LOOKAHEAD_HOME, else the folder of the package. engines: LOOKAHEAD_ENGINES, else `engines/` in the checkout,
@@ -88,6 +88,6 @@ def places(environment: Mapping[str, str] = os.environ) -> Places:
     engines = expanded(asked).resolve() if asked else (work if home == _IN_WHEEL else home) / "engines"
     cache = expanded(cache_folder(environment)).resolve()
     if not engines.is_dir() or can_be_written(engines):
-        return Places(home, engines, cache, work)
+        return Folders(home, engines, cache, work)
     own = cache / "engines" / hashlib.sha256(bytes(engines)).hexdigest()[:16]
-    return Places(home, own, cache, work, shared_engines=engines)
+    return Folders(home, own, cache, work, shared_engines=engines)

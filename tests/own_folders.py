@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.places import Places, places
+from pipeline.config.folders import Folders, folders
 
 
-def own_places(folder: Path) -> Places:
+def own_folders(folder: Path) -> Folders:
     """Engines and caches of a test's own, below a folder."""
-    return replace(places(), engines=folder / "engines", cache=folder / "cache")
+    return replace(folders(), engines=folder / "engines", cache=folder / "cache")
