@@ -23,8 +23,6 @@ cached.
 
 from __future__ import annotations
 
-from math import isqrt
-
 import numpy as np
 from numba import carray
 
@@ -35,61 +33,18 @@ from pipeline.engine.torch.lean.rows import (
     exp_row,
     float_pointer,
     largest,
-    largest_magnitude,
     mask_end,
     scale_weights,
-    shift_row,
-    short_pointer,
-    shorten_row,
     store_float,
 )
+from pipeline.engine.torch.lean.shorts import shorten, shorten_weights
 from pipeline.engine.torch.lean.tables import Floats, Longs
 from pipeline.engine.torch.lean.thread_team import PHASE_BYTES, work_units
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile, int16_tile
-from pipeline.engine.torch.lean.vectors import LANES, padded
+from pipeline.engine.torch.lean.vectors import LANES
 
 # Columns of `segments`: first row of the pass, rows, cached places, slot, rows of a task, and the segment's first task.
 START, LENGTH, CACHED, SLOT, TASK_ROWS, FIRST_TASK, NUM_SEGMENT_FIELDS = range(7)
-# Integers of a value are at most _MAX_VALUE, those of a weight at most _MAX_WEIGHT. The products of a row are below
-# 2^31 in sum if the weights are below 2^20. They are below 2^19 before they are rounded, which at most doubles one.
-_MAX_VALUE, _MAX_WEIGHT, _WEIGHT_SUM = 2047, 32767, 1 << 19
-_LEAST_MAGNITUDE = np.float32(1e-30)
-# Most queries of one task: rows of a segment times the query heads of one key head.
-_MAX_QUERIES = 24
-# With at least this number of tasks per thread, an uneven distribution costs little.
-_MANY_TASKS = 4
-
-
-def max_task_rows(group: int) -> int:
-    """Most rows of a segment in one task. group: query heads per key head."""
-    return max(1, _MAX_QUERIES // group)
-
-
-def task_rows(num_rows: int, group: int, num_kv_heads: int, num_threads: int) -> int:
-    """Rows per task of a segment, chosen so that all threads have the same number of tasks, or at least `_MANY_TASKS`.
-    A task has one key head."""
-    parts = -(-num_rows // max_task_rows(group))
-    while parts * num_kv_heads % num_threads and parts * num_kv_heads < _MANY_TASKS * num_threads and parts < num_rows:
-        parts += 1
-    return -(-num_rows // parts)
-
-
-def max_integers(dim: int) -> tuple[int, int]:
-    """Largest integers of keys (and queries) and of values. dim: head_dim. A score is below 2^31."""
-    return min(isqrt((2**31 - 1) // padded(dim)), 2**15 - 1), _MAX_VALUE
-
-
-def num_ones(group: int, dim: int) -> int:
-    """Ones at the start of a thread's scratch memory: at least one for each query of a task, and for each dim."""
-    return max(padded(max_task_rows(group) * group), padded(dim))
-
-
-def scratch_floats(group: int, max_seq_len: int, dim: int) -> int:
-    """Floats in a thread's scratch memory: `num_ones` ones, a block of zeros, two numbers per query of a task, its
-    queries, its results and its scores."""
-    queries = max_task_rows(group) * group
-    per_query = padded(max_seq_len) + 2 * padded(dim)
-    return num_ones(group, dim) + LANES * MAX_BLOCKS + 2 * padded(queries) + queries * per_query
 
 
 @kernel
@@ -202,7 +157,7 @@ def _attend_task(
         for query in range(count):
             highest[query] = scale_weights(weights + query * line_bytes, value_scales, num_blocks)
         for query in range(count):
-            factors[query] *= _quantize_weights(weights + query * line_bytes, highest[query], num_blocks)
+            factors[query] *= shorten_weights(weights + query * line_bytes, highest[query], num_blocks)
     steps = (seen + per_step - 1) // per_step
     _product(is_short, weights, line_bytes, ones, count, value, value_bytes, ones, steps, blocks, out, width, zeros)
     for row in range(first, last):
@@ -210,45 +165,6 @@ def _attend_task(
         for query in range(group):
             number = (row - first) * group + query
             _scale(out + number * width, factors[number], target + 4 * dim * query, dim)
-
-
-@kernel
-def shorten(source: int, count: int, integers: int, target: int) -> np.float32:
-    """Write a row of `count` floats as integers of int16 up to `integers`. Returns their scale. The target may begin
-    where the source does."""
-    whole = count // LANES
-    entries, results = carray(float_pointer(source), count), carray(short_pointer(target), count)
-    magnitude: np.float32 = largest_magnitude(source, whole) if whole else np.float32(0)
-    for index in range(LANES * whole, count):
-        magnitude = max(magnitude, abs(entries[index]))
-    factor = _inverse_scale(magnitude, integers)
-    if whole:
-        shorten_row(source, factor, target, whole)
-    for index in range(LANES * whole, count):
-        results[index] = np.rint(entries[index] * factor)
-    scale: np.float32 = magnitude / np.float32(integers)
-    return scale
-
-
-@kernel
-def _inverse_scale(magnitude: np.float32, integers: int) -> np.float32:
-    """Factor that makes the largest entry of a row the largest integer; 0 for a row of zeros, or so small that the
-    factor would not be finite."""
-    factor: np.float32 = np.float32(integers) / magnitude if magnitude > _LEAST_MAGNITUDE else np.float32(0)
-    return factor
-
-
-@kernel
-def _quantize_weights(line: int, highest: np.float32, num_blocks: int) -> np.float32:
-    """Make the weights of a query int16. highest: the largest one. Returns the value of 1."""
-    total = shorten_row(line, _inverse_scale(highest, _MAX_WEIGHT), line, num_blocks)
-    shift = 0
-    while total >> shift >= _WEIGHT_SUM:
-        shift += 1
-    if shift:
-        shift_row(line, shift, num_blocks)
-    one: np.float32 = highest / np.float32(_MAX_WEIGHT) * np.float32(1 << shift)
-    return one
 
 
 @kernel

@@ -11,10 +11,11 @@ import numpy.typing as npt
 from numba import carray
 
 from pipeline.engine.torch.lean import tables
-from pipeline.engine.torch.lean.attention import address_of, shorten
+from pipeline.engine.torch.lean.attention import address_of
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.phases import norm
 from pipeline.engine.torch.lean.rows import float_pointer, prefetch_to_write, short_pointer, store_float
+from pipeline.engine.torch.lean.shorts import shorten
 from pipeline.engine.torch.lean.tables import Floats, Longs
 from pipeline.engine.torch.lean.thread_team import PHASE_BYTES, work_units
 from pipeline.engine.torch.lean.vectors import LANES

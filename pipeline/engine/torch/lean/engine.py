@@ -12,7 +12,8 @@ from pipeline.decoding.tree import DraftTree, IntArray
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.lean import tables
-from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, num_ones, scratch_floats, task_rows
+from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS
+from pipeline.engine.torch.lean.attention_tasks import num_ones, scratch_floats, task_rows
 from pipeline.engine.torch.lean.forward import num_counters, run_pass
 from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.node_logits import BLOCK, LeanLogits

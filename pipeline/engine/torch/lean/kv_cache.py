@@ -9,9 +9,9 @@ import numpy as np
 
 from pipeline.engine.memory import available_bytes
 from pipeline.engine.torch.lean import tables
-from pipeline.engine.torch.lean.attention import max_integers
 from pipeline.engine.torch.lean.cache_entries import Entries, move_places
 from pipeline.engine.torch.lean.plan import LeanPlan, cache_head_bytes
+from pipeline.engine.torch.lean.shorts import max_integers
 from pipeline.engine.torch.lean.tables import Floats, aligned
 from pipeline.engine.torch.lean.vectors import LANES, padded
 from pipeline.engine.torch.slots import require_cache_memory

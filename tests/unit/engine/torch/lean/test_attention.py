@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.decoding.tree import tree_from_lists
 from pipeline.engine.contract import VerifyItem
-from pipeline.engine.torch.lean.attention import max_task_rows, task_rows
+from pipeline.engine.torch.lean.attention_tasks import max_task_rows, task_rows
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.engine import LeanEngine, _runs
 from pipeline.engine.torch.lean.plan import Kind
