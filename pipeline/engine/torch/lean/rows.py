@@ -209,8 +209,8 @@ def shorten_row(builder: ir.IRBuilder, row: ir.Value, factor: ir.Value, target: 
         store(builder, builder.trunc(integers, _SHORTS), builder.add(target, half), align=2)
         return builder.add(total, integers)
 
-    total = reduce(builder, loop(builder, blocks, ir.Constant(INTS, [0] * LANES), body), builder.add)
-    return builder.sext(total, I64)
+    totals = builder.sext(loop(builder, blocks, ir.Constant(INTS, [0] * LANES), body), _LONGS)
+    return reduce(builder, totals, builder.add)
 
 
 @emitted(types.void, types.int64, types.int64, types.int64)

@@ -12,8 +12,10 @@ from pipeline.engine.torch.lean.rows import float_pointer, largest_magnitude, sh
 from pipeline.engine.torch.lean.vectors import LANES, padded
 
 # Integers of a value are at most _MAX_VALUE, those of a weight at most _MAX_WEIGHT. The products of a row are below
-# 2^31 in sum if the weights are below 2^20. They are below 2^19 before they are rounded, which at most doubles one.
-_MAX_VALUE, _MAX_WEIGHT, _WEIGHT_SUM = 2047, 32767, 1 << 19
+# 2^31 in sum if the weights are below 2^20. They are below 2^19 before they are rounded, which at most doubles one. A
+# shift by _MAX_SHIFT leaves at most 1 of a weight, which is enough for 2^20 weights.
+_MAX_VALUE, _MAX_WEIGHT, _WEIGHT_SUM, _MAX_SHIFT = 2047, 32767, 1 << 19, 15
+# The inverse of a smaller scale would not be finite.
 _LEAST_MAGNITUDE = np.float32(1e-30)
 
 
@@ -53,7 +55,7 @@ def shorten_weights(line: int, highest: np.float32, num_blocks: int) -> np.float
     """Make the weights of a query int16. highest: the largest one. Returns the value of 1."""
     total = shorten_row(line, _inverse_scale(highest, _MAX_WEIGHT), line, num_blocks)
     shift = 0
-    while total >> shift >= _WEIGHT_SUM:
+    while total >> shift >= _WEIGHT_SUM and shift < _MAX_SHIFT:
         shift += 1
     if shift:
         shift_row(line, shift, num_blocks)

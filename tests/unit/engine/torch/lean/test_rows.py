@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from pipeline.engine.torch.lean.compilation import kernel
@@ -18,6 +19,7 @@ from pipeline.engine.torch.lean.rows import (
     sum_of_exp,
     sum_of_squares,
 )
+from pipeline.engine.torch.lean.shorts import shorten_weights
 from pipeline.engine.torch.lean.tiles import HAS_BF16, ZERO_POINT
 
 
@@ -55,6 +57,11 @@ def shortened(row: np.ndarray, factor: float) -> int:
 @kernel
 def shift(row: np.ndarray, amount: int) -> None:
     shift_row(row.ctypes.data, amount, len(row) // 16)
+
+
+@kernel
+def made_short(row: np.ndarray, highest: float) -> float:
+    return shorten_weights(row.ctypes.data, highest, len(row) // 16)
 
 
 @kernel
@@ -117,6 +124,19 @@ def test_gates_squares_and_quantized_rows() -> None:
     np.testing.assert_array_equal(
         integers, np.rint(up * (np.float32(127) / np.abs(up).max())).astype(np.int32) + ZERO_POINT
     )
+
+
+def test_the_sum_of_many_weights_is_exact() -> None:
+    assert shortened(np.ones(1 << 17, np.float32), np.float32(32767)) == 32767 << 17
+
+
+@pytest.mark.parametrize("count", [16, 1 << 10, 1 << 20])
+def test_sums_of_products_with_weights_fit_into_int32(count: int) -> None:
+    weights = np.ones(count, np.float32)
+    one = made_short(weights, np.float32(1))
+    integers = weights.view(np.int16)[:count].astype(np.int64)
+    assert integers.sum() * 2047 < 2**31
+    np.testing.assert_allclose(integers * float(one), 1, rtol=0.01)
 
 
 def test_rows_are_rounded_to_bfloat16_like_torch_does() -> None:
