@@ -124,12 +124,9 @@ def rough_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
 def rounded_upper(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
     """Upper half of the bits of float32 numbers, rounded to the nearest, ties to even: the bits of bfloat16. LLVM's own
     conversion calls a library function where the processor has no instruction for it."""
-
-    def constant(value: int) -> ir.Constant:
-        return ir.Constant(bits.type, [value] * LANES if bits.type == INTS else value)
-
-    is_odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
-    return builder.lshr(builder.add(builder.add(bits, constant(0x7FFF)), is_odd), constant(16))
+    half, one, below = (ir.Constant(INTS, [value] * LANES) for value in (16, 1, 0x7FFF))
+    is_odd = builder.and_(builder.lshr(bits, half), one)
+    return builder.lshr(builder.add(builder.add(bits, below), is_odd), half)
 
 
 def _polynomial(builder: ir.IRBuilder, coefficients: Sequence[float], x: ir.Value) -> ir.Value:
