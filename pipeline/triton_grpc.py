@@ -8,7 +8,7 @@ an abandoned request is stopped by its id, and its stream is read to the end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -35,28 +35,46 @@ LASTING_CHANNEL = [
 LEAVE_S = 2.0
 _LENGTH_BYTES = 4  # of the length in front of each text of a tensor
 _END = object()
+# Triton's method for streams. It takes any number of requests; ours have one.
+_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 Metadata = Sequence[tuple[str, str]]
 
 
 class StreamCalls:
-    """Streamed calls to one server. stub: of Triton's service. metadata: sent with every call."""
+    """Streamed calls to one server. channel: of grpc.aio. metadata: sent with every call."""
 
-    def __init__(self, stub: Any, metadata: Metadata = ()) -> None:
-        self._stub = stub
+    def __init__(self, channel: Any, metadata: Metadata = ()) -> None:
+        # A call with a stream of requests would send the headers, wait, and then send the request.
+        self._infer = channel.unary_stream(
+            _METHOD,
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
+        )
         self._metadata = metadata
         self._leaving: set[asyncio.Task[None]] = set()
 
-    async def responses(self, request: Any, stop: Any = None, metadata: Metadata = ()) -> AsyncGenerator[Any, None]:
-        """Yield the responses to a request. Closing the generator early sends `stop`, which stops the request, and
-        reads the other responses in the background. There is no deadline, which would cancel the call. Raises
-        grpc.aio.AioRpcError."""
-        responses = _Responses(self._stub.ModelStreamInfer([request], metadata=(*self._metadata, *metadata)))
+    async def responses(
+        self,
+        request: Any,
+        stop_of: Callable[[], Any] = lambda: None,
+        metadata: Metadata = (),
+        is_last: Callable[[Any], bool] = lambda response: False,
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the responses to a request. Closing the generator early stops the request, and reads the other
+        responses in the background. stop_of: returns the request that stops it; None if there is none. is_last: whether
+        a response is the last one, after which the end of the stream is read in the background. There is no deadline,
+        which would cancel the call. Raises grpc.aio.AioRpcError."""
+        responses = _Responses(self._infer(request, metadata=(*self._metadata, *metadata)))
+        has_ended = False
         try:
             async for response in responses:
+                has_ended = is_last(response)
                 yield response
+                if has_ended:
+                    return
         finally:
             if not responses.is_over:
-                self._in_background(responses.leave(self._send(stop)))
+                self._in_background(responses.read_all() if has_ended else responses.leave(self._send(stop_of())))
 
     def stop(self, stop: Any) -> None:
         """Send a request that stops another one, in the background."""
@@ -78,7 +96,7 @@ class StreamCalls:
 
     async def _send(self, stop: Any) -> None:
         if stop is not None:
-            async for _ in self._stub.ModelStreamInfer([stop], metadata=self._metadata, timeout=LEAVE_S):
+            async for _ in self._infer(stop, metadata=self._metadata, timeout=LEAVE_S):
                 pass
 
 
@@ -111,14 +129,16 @@ class _Responses:
         try:
             with suppress(grpc.aio.AioRpcError, asyncio.TimeoutError):
                 await stop
-                await asyncio.wait_for(self._read_all(), LEAVE_S)
+                await asyncio.wait_for(self.read_all(), LEAVE_S)
         finally:
             if not self.is_over:
                 self._call.cancel()
 
-    async def _read_all(self) -> None:
-        async for _ in self:
-            pass
+    async def read_all(self) -> None:
+        """Read the remaining responses."""
+        with suppress(grpc.aio.AioRpcError):
+            async for _ in self:
+                pass
 
     async def _next(self) -> Any:
         try:

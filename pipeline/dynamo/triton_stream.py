@@ -21,6 +21,8 @@ from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.tensors import Array, text_tensor
 
 _STOP = {"stop": np.asarray([[True]])}
+# Output of the last response only.
+_REASON = "finish_reason"
 # Time limit for the answer of a server that hangs.
 _READY_S = 2.0
 
@@ -49,7 +51,7 @@ class TritonStream:
         """url: host:port. key: Triton's access key; empty for none."""
         self._channel = grpc.aio.insecure_channel(url, options=LASTING_CHANNEL)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._calls = StreamCalls(self._stub, ((TRITON_GRPC_KEY, key),) if key else ())
+        self._calls = StreamCalls(self._channel, ((TRITON_GRPC_KEY, key),) if key else ())
 
     @property
     def cannot_be_reached(self) -> bool:
@@ -79,32 +81,34 @@ class TritonStream:
         if TRACEPARENT in trace:
             tensors = {**tensors, TRACEPARENT: text_tensor(trace[TRACEPARENT])}
         own_id = unique_id(request_id)
-        request, stop = (infer_request(FRONT_MODEL, own_id, sent) for sent in (tensors, _STOP))
-        last, failure = None, None
+        request = infer_request(FRONT_MODEL, own_id, tensors)
+        calls = self._calls.responses(
+            request, lambda: infer_request(FRONT_MODEL, own_id, _STOP), tuple(trace.items()), _is_last
+        )
+        failure: Exception | None = None
         try:
-            async with aclosing(self._calls.responses(request, stop, tuple(trace.items()))) as responses:
+            async with aclosing(calls) as responses:
                 async for response in responses:
                     if response.error_message:
-                        failure = streamed_error(response.error_message)
+                        failure = streamed_error(response.error_message)  # raised after the end of the stream
                         continue
                     chunk = _chunk(tensors_of(response.infer_response))
-                    # The last chunk is yielded, and an error raised, only after the end of the stream.
-                    if chunk.finish_reason is None:
-                        yield chunk
-                    else:
-                        last = chunk
+                    yield chunk
+                    if chunk.finish_reason is not None:
+                        return
         except grpc.aio.AioRpcError as error:
             failure = failure or _call_error(error)
-        if failure is not None:
-            raise failure
-        if last is None:
-            raise EngineError("the stream of the server ended before the output did")
-        yield last
+        raise failure or EngineError("the stream of the server ended before the output did")
+
+
+def _is_last(response: Any) -> bool:
+    """Whether the request of a response has ended. The end of its stream arrives later."""
+    return any(output.name == _REASON for output in response.infer_response.outputs)
 
 
 def _chunk(found: Mapping[str, Array]) -> TokenChunk:
     """Convert the tensors of a response. Those of text have one element."""
-    reason, statistics = found.get("finish_reason"), found.get("statistics")
+    reason, statistics = found.get(_REASON), found.get("statistics")
     log_probs = _values(found, "output_log_probs")
     return TokenChunk(
         _values(found, "output_ids"),

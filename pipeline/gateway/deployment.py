@@ -126,4 +126,4 @@ def create_deployment(spec: DeploymentSpec) -> Deployment:
 def _grpc_of(triton: TritonSpec) -> TritonGrpc:
     channel = grpc.aio.insecure_channel(triton.grpc, options=LASTING_CHANNEL)
     stub, metadata = service_pb2_grpc.GRPCInferenceServiceStub(channel), ((TRITON_GRPC_KEY, triton.key),)
-    return TritonGrpc(channel, stub, metadata, StreamCalls(stub, metadata))
+    return TritonGrpc(channel, stub, metadata, StreamCalls(channel, metadata))

@@ -176,10 +176,10 @@ class GrpcGateway:
         """Forward the responses to one request, over an upstream call of its own. own_id: the client's id of the
         request."""
         longest_s, triton = self._spec.config.request_timeout_s, await deployment.triton()
-        stop = self._stop_of(request, deployment)
+        stop_of = self._stop_of(request, deployment)
         try:
             with anyio.fail_after(longest_s):
-                async with aclosing(triton.streams.responses(request, stop)) as answers:
+                async with aclosing(triton.streams.responses(request, stop_of)) as answers:
                     async for answer in answers:
                         if answer.error_message:
                             answer.error_message = refusal_of(400, answer.error_message, secrets.token_hex(16)).sentence
@@ -222,13 +222,13 @@ class GrpcGateway:
             held.enter_context(deployment.in_use())
             return held.pop_all()
 
-    def _stop_of(self, request: Any, deployment: Deployment) -> Any:
-        """Make the id of a request unique. Returns the request that stops it; None if it is a stop request itself, or
-        its model has no stop requests."""
+    def _stop_of(self, request: Any, deployment: Deployment) -> Callable[[], Any]:
+        """Make the id of a request unique. Returns a function that returns the request that stops it; None if it is a
+        stop request itself, or its model has no stop requests."""
         if request.model_name not in deployment.spec.tenant_models or any(t.name == STOP for t in request.inputs):
-            return None
+            return lambda: None
         request.id = unique_id(request.id)
-        return stop_request(request.model_name, request.id)
+        return partial(stop_request, request.model_name, request.id)
 
     def _tenant(self, context: Any) -> Tenant:
         metadata = dict(context.invocation_metadata() or ())

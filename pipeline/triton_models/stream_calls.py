@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import grpc
-from tritonclient.grpc import service_pb2_grpc
 
 from pipeline.triton_grpc import LASTING_CHANNEL, StreamCalls, infer_request, tensors_of
 from pipeline.triton_models.model_calls import ModelCaller
@@ -47,12 +47,12 @@ class StreamingCaller(ModelCaller):
         assert self._address is not None, "call connect first"
         if self._calls is None:  # a channel belongs to the event loop that opens it
             self._channel = grpc.aio.insecure_channel(self._address.url, options=LASTING_CHANNEL)
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-            self._calls = StreamCalls(stub, tuple(self._address.headers.items()))
-        request, stop = (infer_request(self._model, request_id, sent, outputs) for sent in (tensors, self._stop))
+            self._calls = StreamCalls(self._channel, tuple(self._address.headers.items()))
+        request = infer_request(self._model, request_id, tensors, outputs)
+        stop_of = partial(infer_request, self._model, request_id, self._stop, outputs)
         failure = None
         try:
-            async with aclosing(self._calls.responses(request, stop)) as responses:
+            async with aclosing(self._calls.responses(request, stop_of)) as responses:
                 async for response in responses:
                     if response.error_message:
                         failure = refusal(response.error_message)

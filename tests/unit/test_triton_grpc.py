@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
@@ -42,14 +42,17 @@ class LostCall(SilentCall):
         yield b""
 
 
-class Stub:
+class Channel:
     """Answers a request with the given call. The request that stops it fails."""
 
     def __init__(self, call: SilentCall) -> None:
         self._call = call
 
-    def ModelStreamInfer(self, requests: list[str], **options: Any) -> SilentCall:
-        if requests == ["stop"]:
+    def unary_stream(self, method: str, **options: Any) -> Callable[..., SilentCall]:
+        return self._begun
+
+    def _begun(self, request: str, **options: Any) -> SilentCall:
+        if request == "stop":
             raise RuntimeError("the model is gone")
         return self._call
 
@@ -58,10 +61,10 @@ def leave(call: SilentCall) -> None:
     """Read a call until the reader is cancelled, and wait until its request has been abandoned."""
 
     async def run() -> None:
-        calls = StreamCalls(Stub(call))
+        calls = StreamCalls(Channel(call))
 
         async def read() -> None:
-            async for _ in calls.responses("request", "stop"):
+            async for _ in calls.responses("request", lambda: "stop"):
                 pass
 
         reader = asyncio.ensure_future(read())
@@ -85,7 +88,7 @@ def test_a_request_without_a_stop_is_cancelled_after_the_time_limit(monkeypatch:
     call = SilentCall()
 
     async def run() -> None:
-        calls = StreamCalls(Stub(call))
+        calls = StreamCalls(Channel(call))
         answers = calls.responses("request")
         reader = asyncio.ensure_future(anext(answers))
         await asyncio.sleep(0.01)

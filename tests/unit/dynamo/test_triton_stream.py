@@ -124,6 +124,26 @@ def test_a_refused_stream_is_read_to_its_end() -> None:
     assert "triton_grpc_error" not in triton.metadata  # it makes Triton use freed memory
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_the_last_chunk_does_not_wait_for_the_end_of_the_stream(is_closed) -> None:
+    async def ask(stream: TritonStream, triton: Triton) -> Triton:
+        chunks = stream.generate(TENSORS, "id", {})
+        assert await asyncio.wait_for(anext(chunks), PATIENCE_S) == TokenChunk([], "length")
+        if is_closed:
+            await chunks.aclose()
+        else:
+            assert await anext(chunks, None) is None
+        assert not triton.was_read.is_set()
+        triton.stop("")
+        await asyncio.wait_for(triton.was_read.wait(), PATIENCE_S)
+        return triton
+
+    triton = against(ask, response(finish_reason="length"), None)
+
+    assert triton.stopped == [""]  # by this test only: the request had ended
+    assert not triton.was_cancelled.is_set()
+
+
 @pytest.mark.parametrize("how", ["closed", "cancelled"])
 @pytest.mark.parametrize("obeys", [True, False])
 def test_a_request_that_nobody_waits_for_is_stopped_and_cancelled_only_if_it_goes_on(monkeypatch, how, obeys) -> None:
