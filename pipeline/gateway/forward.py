@@ -26,16 +26,18 @@ STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cach
 @asynccontextmanager
 async def until_disconnect(receive: Receive) -> AsyncGenerator[None, None]:
     """Cancel the block if the client disconnects."""
-    async with anyio.create_task_group() as tasks:
+    with anyio.CancelScope() as scope:
 
         async def watch_client() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
-            tasks.cancel_scope.cancel()
+            scope.cancel()
 
-        tasks.start_soon(watch_client)
-        yield
-        tasks.cancel_scope.cancel()
+        watching = asyncio.create_task(watch_client())
+        try:
+            yield
+        finally:
+            watching.cancel()
 
 
 async def forward(

@@ -94,7 +94,13 @@ class HttpGateway:
 
     def app(self) -> Router:
         """ASGI application with the public routes. All other paths return 404."""
-        routes = [
+        routes = []
+        if self._spec.openai_port is not None:  # first, because routes are tried in this order
+            routes += [
+                Route(path, Handler("openai", partial(self._completion, path, endpoint), _POST))
+                for path, endpoint in _OPENAI_POSTS.items()
+            ]
+        routes += [
             self._get("/v2/health/live", self._health),
             self._get("/v2/health/ready", self._health),
             self._get("/v2", self._metadata),
@@ -105,7 +111,6 @@ class HttpGateway:
             routes += [Route(f"{base}/{verb}", Handler("triton", self._model, _POST)) for verb in _VERBS]
         if self._spec.openai_port is not None:
             routes.append(self._get(_HEALTH, self._openai_health))
-            routes += [Route(path, Handler("openai", self._completion, _POST)) for path in _OPENAI_POSTS]
             routes += [
                 Route(path, Handler("openai", self._models, _GET))
                 for path in ("/v1/models", "/v1/models/{name}", "/v1/models/{owner}/{name}")
@@ -205,10 +210,9 @@ class HttpGateway:
         except (Unreachable, TimeoutError) as error:
             raise unavailable() from error
 
-    async def _completion(self, request: Request, answer: ResponseWriter) -> None:
+    async def _completion(self, path: str, endpoint: Endpoint, request: Request, answer: ResponseWriter) -> None:
         tenant = self._tenant(request)
         body = await self._body(request)
-        endpoint = _OPENAI_POSTS[request.url.path]
         checked = checked_openai(body, endpoint, tenant, self._deployments.current.spec.tool_call_parser)
         timeout_s = timeout_of(request, self._spec.config.request_timeout_s)
         headers = JSON | trace_headers(request) | session_headers(request, tenant, checked.conversation)
@@ -226,7 +230,7 @@ class HttpGateway:
                 FrontEndRequest(
                     targets=[_openai(deployment)],
                     method="POST",
-                    path=request.url.path,
+                    path=path,
                     body=choice,
                     headers=headers,
                     timeout_s=timeout_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -33,24 +33,27 @@ async def forward_openai(
     all."""
     output = _Output(answer, len(requests), rewrites, requests[0].is_whole)
     refusals: list[Refusal] = []
+
+    async def run(number: int, cancel_others: Callable[[], None]) -> None:
+        try:
+            with anyio.fail_after(requests[number].timeout_s):
+                async with aclosing(chunks_of(transport, requests[number])) as chunks:
+                    async for chunk in chunks:
+                        await output.add(number, chunk)
+            return
+        except TimeoutError:
+            refusals.append(late(requests[number]))
+        except Refusal as refusal:
+            refusals.append(refusal)
+        cancel_others()
+
     async with until_disconnect(receive):
-        async with anyio.create_task_group() as tasks:
-
-            async def run(number: int) -> None:
-                try:
-                    with anyio.fail_after(requests[number].timeout_s):
-                        async with aclosing(chunks_of(transport, requests[number])) as chunks:
-                            async for chunk in chunks:
-                                await output.add(number, chunk)
-                    return
-                except TimeoutError:
-                    refusals.append(late(requests[number]))
-                except Refusal as refusal:
-                    refusals.append(refusal)
-                tasks.cancel_scope.cancel()
-
-            for number in range(len(requests)):
-                tasks.start_soon(run, number)
+        if len(requests) == 1:  # a task of its own would cost a tenth of the gateway's time for a short request
+            await run(0, lambda: None)
+        else:
+            async with anyio.create_task_group() as tasks:
+                for number in range(len(requests)):
+                    tasks.start_soon(run, number, tasks.cancel_scope.cancel)
         if refusals:
             await answer.refuse(refusals[0])
         else:
@@ -98,18 +101,22 @@ class _Output:
             bodies = list(map(folded, self._chunks))
             await self._answer.send(write_json(bodies[0] if self._is_single else _joined(bodies)), JSON)
             return
+        last = END
         if chunks := list(self._usages.values()):
             usage = chunks[0]["usage"] if self._is_single else joined_usage([chunk["usage"] for chunk in chunks])
-            await self._send(event_of(chunks[0] | {"usage": usage}))
-        await self._send(END)
-        await self._answer.end()
+            last = event_of(chunks[0] | {"usage": usage}) + END
+        await self._start()
+        await self._answer.end(last)
 
     async def _send(self, event: bytes) -> None:
         async with self._lock:
-            if not self._is_started:
-                self._is_started = True
-                await self._answer.start(200, STREAM_HEADERS, is_stream=True)
+            await self._start()
             await self._answer.piece(event)
+
+    async def _start(self) -> None:
+        if not self._is_started:
+            self._is_started = True
+            await self._answer.start(200, STREAM_HEADERS, is_stream=True)
 
     def _renumbered(self, chunk: Json, number: int) -> Json:
         """Set the common id and the choices' indices in a chunk. For several prompts, the indices of each prompt's

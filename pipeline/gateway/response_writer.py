@@ -34,14 +34,14 @@ class ResponseWriter:
     async def piece(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+    async def end(self, data: bytes = b"") -> None:
+        """End the response. data: its last piece."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def send(self, body: bytes, headers: Mapping[str, str], status: int = 200) -> None:
         """Send a whole response."""
         await self.start(status, {**headers, "content-length": str(len(body))})
-        await self.piece(body)
-        await self.end()
+        await self.end(body)
 
     async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
         """Send the error as the whole response, or as the last event of a stream that has begun. Any other response
@@ -51,8 +51,7 @@ class ResponseWriter:
             headers = JSON | refusal.headers | ({"connection": "close"} if closes else {})
             await self.send(body, headers, refusal.status)
         elif self._is_stream:
-            await self.piece(b"data: " + body + b"\n\n")
-            await self.end()
+            await self.end(b"data: " + body + b"\n\n")
 
 
 def error_body(refusal: Refusal, style: Style) -> dict[str, Any]:
