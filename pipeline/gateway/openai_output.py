@@ -48,7 +48,7 @@ async def forward_openai(
         cancel_others()
 
     async with until_disconnect(receive):
-        if len(requests) == 1:  # a task of its own would cost a tenth of the gateway's time for a short request
+        if len(requests) == 1:  # the usual case, without the cost of a task
             await run(0, lambda: None)
         else:
             async with anyio.create_task_group() as tasks:
