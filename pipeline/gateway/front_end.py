@@ -37,6 +37,14 @@ _LOST_WORKER = ("Internal server error", "Service temporarily unavailable")
 # How often a request is sent again after that.
 _MAX_LOST = 2
 _RETRY_PAUSE_S = 0.1
+# Path that the front end always answers.
+_LIVE = "/live"
+# Sentence if the front end goes on running and closes the connection, as Dynamo 1.4.2 does if its detokenizer panics.
+# The id of the request follows.
+_BROKEN = (
+    "the OpenAI front end could not turn the output into text, which happens if tokens of the prompt or the output are "
+    "not valid UTF-8; its log has the reason under"
+)
 # Sentence if only the front end's template engine refuses a conversation. The id of the request follows.
 _NO_REASON = "the OpenAI front end cannot apply the chat template to these messages; its log has the reason under"
 # Time limit for the request that finds the reason of a refusal.
@@ -61,10 +69,12 @@ class _Absent(Exception):
 
 
 class _Lost(Exception):
-    """The response broke off or is an error, and may be complete if the request is sent again. refusal: the error."""
+    """The response is an error or, with is_broken, broke off, and may be complete if the request is sent again.
+    refusal: the error."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: Refusal, is_broken: bool = False) -> None:
         self.refusal = refusal
+        self.is_broken = is_broken
 
 
 async def chunks_of(transport: Transport, request: FrontEndRequest) -> AsyncGenerator[Json | bytes, None]:
@@ -87,7 +97,7 @@ async def chunks_of(transport: Transport, request: FrontEndRequest) -> AsyncGene
                 raise unavailable() from error
         except _Lost as lost:
             num_lost += 1
-            reason = await _reason_of(transport, request, lost.refusal)
+            reason = await _reason_of(transport, request, lost)
             if reason is not lost.refusal or num_lost > _MAX_LOST or not resumption.resume():
                 raise reason from lost
             listed_until = anyio.current_time() + request.listed_s
@@ -127,7 +137,7 @@ async def _attempt(
                 return
             text = text_of_body(await start_of(response.chunks))
         except Unreachable as error:
-            raise _Lost(unavailable()) from error
+            raise _Lost(unavailable(), is_broken=True) from error
     has_no_model = request.is_served and response.status == 404  # without a worker
     if has_no_model or any(words in text for words in _NO_WORKER):
         raise _Absent if may_retry else unavailable()
@@ -179,7 +189,18 @@ def _with_text(message: Any) -> Any:
     return message | {"content": "\n".join(str(part.get("text")) for part in parts)}
 
 
-async def _reason_of(transport: Transport, request: FrontEndRequest, refusal: Refusal) -> Refusal:
+async def _reason_of(transport: Transport, request: FrontEndRequest, lost: _Lost) -> Refusal:
+    """The reason of a loss that occurs again if the request is sent again; else `lost.refusal`."""
+    if not lost.is_broken:
+        return await _reason_with_tools(transport, request, lost.refusal)
+    await anyio.sleep(_RETRY_PAUSE_S)  # for a front end that is ending
+    with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
+        async with transport(replace(request, method="GET", path=_LIVE, body=b"")):
+            return Refusal(500, f"{_BROKEN} {request.request_id}")
+    return lost.refusal
+
+
+async def _reason_with_tools(transport: Transport, request: FrontEndRequest, refusal: Refusal) -> Refusal:
     """The worker's refusal of a request with tools, for which the front end reports an error without the reason. The
     same request without tool calls returns the refusal in its first event."""
     if refusal.status != 500 or not request.is_served or b'"tools":' not in request.body:

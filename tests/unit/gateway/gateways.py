@@ -19,7 +19,7 @@ from pipeline.gateway.grpc_app import channel_options
 from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, TritonSpec
 from pipeline.gateway.tenants import Tenants
-from pipeline.gateway.upstream import Response, UpstreamRequest
+from pipeline.gateway.upstream import Response, Unreachable, UpstreamRequest
 from tests.patience import PATIENCE_S
 
 GENERATE = "/v2/models/lookahead_bls/generate"
@@ -71,15 +71,20 @@ def spec_of(*keys: ApiKey, **config: Any) -> GatewaySpec:
 
 class Behind:
     """A server behind a gateway: records requests and sends the given answers, except to the gateway's question for a
-    model's metadata, which it answers with `METADATA`."""
+    model's metadata, which it answers with `METADATA`, and whether the front end is running: is_alive."""
 
-    def __init__(self, answer: Handler) -> None:
+    def __init__(self, answer: Handler, is_alive: bool = False) -> None:
         self.requests: list[httpx.Request] = []
         self.answer = answer
+        self.is_alive = is_alive
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.method == "GET" and request.url.path == "/v2/models/lookahead_bls":
             return httpx.Response(200, json=METADATA)
+        if request.url.path == "/live":
+            if not self.is_alive:
+                raise Unreachable("refused")
+            return json_answer(200, {"status": "live"})
         self.requests.append(request)
         return self.answer(request)
 

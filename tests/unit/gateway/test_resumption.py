@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.gateway.upstream import Unreachable
-from tests.unit.gateway.gateways import GENERATE, Clock, behind, events, json_answer, send, streamed
+from tests.unit.gateway.gateways import GENERATE, Behind, Clock, behind, events, json_answer, send, streamed
 
 LOST = {"error": {"message": "Internal server error", "type": "internal_server_error", "code": 500}}
 DONE = b"data: [DONE]\n\n"
@@ -116,6 +116,21 @@ def test_a_whole_response_is_asked_for_again_twice(lost):
     back, num_lost = behind(answer), 3
     assert send(back, "POST", "/v1/completions", json={"model": "m"}).status_code in (500, 503)
     assert len(back.requests) == 3
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("num_events", [0, 1])
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+def test_a_request_on_which_a_front_end_that_is_alive_breaks_off_is_not_sent_again(path, num_events, fields):
+    begun = chunks(path, [3], "a")[:num_events]
+    back = Behind(lambda request: events(*begun, Unreachable("gone")), is_alive=True)
+
+    given = send(back, "POST", path, json={"model": "m", **fields})
+    found = json.loads(given.text.split("data: ")[-1])["error"]
+    assert found["code"] == 500
+    assert "not valid UTF-8" in found["message"]
+    assert found["message"].endswith(given.headers["x-request-id"])
+    assert len(back.requests) == 1
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
