@@ -101,9 +101,10 @@ def write_value(cache: Longs, layer: int, slot: int, head: int, place: int, sour
     table = cache[tables.VALUES]
     value, block_bytes = address_of(table, layer, slot, head), table[tables.CACHE_BLOCK]
     if table[tables.CACHE_ENTRY] == 4:
+        entries = carray(float_pointer(source), dim)
         for index in range(dim):
             target = value + index // LANES * block_bytes + 4 * (place * LANES + index % LANES)
-            store_float(target, carray(float_pointer(source), dim)[index])
+            store_float(target, entries[index])
         return
     scale = shorten(source, dim, table[tables.CACHE_RANGE], spare)
     store_float(address_of(cache[tables.VALUE_SCALES], layer, slot, head) + 4 * place, scale)

@@ -17,7 +17,7 @@ from pipeline.engine.torch.lean.vectors import LANES, padded
 from pipeline.engine.torch.slots import require_cache_memory
 
 # Padding after each block of values, in places. Without it blocks begin at multiples of a power of two, and the same
-# place of all blocks competes for the same few entries of a CPU cache. Only the first place of the padding is written.
+# place of all blocks competes for the same few entries of a CPU cache. The padding is never written.
 _UNUSED_PLACES = 17 * LANES
 
 

@@ -21,6 +21,7 @@ from pipeline.engine.torch.lean.rows import (
     store_float,
     sum_of_squares,
 )
+from pipeline.engine.torch.lean.shorts import inverse_scale
 from pipeline.engine.torch.lean.tables import Longs
 from pipeline.engine.torch.lean.thread_team import PHASE_BYTES, work_units
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, bfloat16_tile, float32_tile, int8_tile
@@ -49,8 +50,7 @@ def _pack_row(sizes: Longs, buffers: Longs, place: int, row: int, source: int, b
         round_row(source, target, blocks)
     elif sizes[tables.KIND] == tables.INT8:
         magnitude = largest_magnitude(source, blocks)
-        factor = np.float32(127) / magnitude if magnitude > 0 else np.float32(0)
-        quantize_row(source, factor, target, blocks)
+        quantize_row(source, inverse_scale(magnitude, 127), target, blocks)
         store_float(buffers[tables.ROW_SCALE, 0] + 4 * row, magnitude / np.float32(127))
 
 

@@ -17,11 +17,13 @@ from pipeline.engine.torch.lean.vectors import (
     F32,
     FLOATS,
     I8,
+    I16,
     I32,
     I64,
     INTS,
     LANES,
     LARGEST,
+    SHORTS,
     absolute,
     call,
     constant,
@@ -40,7 +42,7 @@ from pipeline.engine.torch.lean.vectors import (
 
 # Bits after the binary point of a sum of exponentials.
 EXP_BITS = 30
-_SHORTS, _LONGS = ir.VectorType(ir.IntType(16), LANES), ir.VectorType(I64, LANES)
+_LONGS = ir.VectorType(I64, LANES)
 
 
 def _fold(
@@ -158,7 +160,7 @@ def round_row(builder: ir.IRBuilder, row: ir.Value, target: ir.Value, blocks: ir
     def body(place: ir.Value, _: ir.Value | None) -> None:
         upper = rounded_upper(builder, load(builder, builder.add(row, place), INTS))
         if HAS_BF16:
-            narrow = builder.trunc(upper, _SHORTS)
+            narrow = builder.trunc(upper, SHORTS)
             store(builder, narrow, builder.add(target, builder.lshr(place, ir.Constant(I64, 1))), align=2)
         else:
             store(builder, builder.shl(upper, ir.Constant(INTS, [16] * LANES)), builder.add(target, place))
@@ -206,7 +208,7 @@ def shorten_row(builder: ir.IRBuilder, row: ir.Value, factor: ir.Value, target: 
     def body(place: ir.Value, total: ir.Value | None) -> ir.Value:
         integers = rounded(builder, builder.fmul(load(builder, builder.add(row, place), FLOATS), factors))
         half = builder.lshr(place, ir.Constant(I64, 1))
-        store(builder, builder.trunc(integers, _SHORTS), builder.add(target, half), align=2)
+        store(builder, builder.trunc(integers, SHORTS), builder.add(target, half), align=2)
         return builder.add(total, integers)
 
     totals = builder.sext(loop(builder, blocks, ir.Constant(INTS, [0] * LANES), body), _LONGS)
@@ -216,12 +218,12 @@ def shorten_row(builder: ir.IRBuilder, row: ir.Value, factor: ir.Value, target: 
 @emitted(types.void, types.int64, types.int64, types.int64)
 def shift_row(builder: ir.IRBuilder, row: ir.Value, shift: ir.Value, blocks: ir.Value) -> None:
     """row[i] = round(row[i] / 2^shift), in place, for int16 of at least 0. shift: 1 to 15."""
-    shifts = splat(builder, builder.trunc(shift, _SHORTS.element), _SHORTS)
-    halves = builder.lshr(builder.shl(ir.Constant(_SHORTS, [1] * LANES), shifts), ir.Constant(_SHORTS, [1] * LANES))
+    shifts = splat(builder, builder.trunc(shift, I16), SHORTS)
+    halves = builder.lshr(builder.shl(ir.Constant(SHORTS, [1] * LANES), shifts), ir.Constant(SHORTS, [1] * LANES))
 
     def body(place: ir.Value, _: ir.Value | None) -> None:
         address = builder.add(row, builder.lshr(place, ir.Constant(I64, 1)))
-        sums = builder.add(load(builder, address, _SHORTS), halves)
+        sums = builder.add(load(builder, address, SHORTS), halves)
         store(builder, builder.lshr(sums, shifts), address, align=2)
 
     loop(builder, blocks, None, body)
@@ -261,4 +263,4 @@ def float_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
 @emitted(types.CPointer(types.int16), types.int64)
 def short_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """As `float_pointer`, for int16."""
-    return builder.inttoptr(address, _SHORTS.element.as_pointer())
+    return builder.inttoptr(address, I16.as_pointer())

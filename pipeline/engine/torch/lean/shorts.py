@@ -15,8 +15,6 @@ from pipeline.engine.torch.lean.vectors import LANES, padded
 # 2^31 in sum if the weights are below 2^20. They are below 2^19 before they are rounded, which at most doubles one. A
 # shift by _MAX_SHIFT leaves at most 1 of a weight, which is enough for 2^20 weights.
 _MAX_VALUE, _MAX_WEIGHT, _WEIGHT_SUM, _MAX_SHIFT = 2047, 32767, 1 << 19, 15
-# The inverse of a smaller scale would not be finite.
-_LEAST_MAGNITUDE = np.float32(1e-30)
 
 
 def max_integers(dim: int) -> tuple[int, int]:
@@ -33,7 +31,7 @@ def shorten(source: int, count: int, integers: int, target: int) -> np.float32:
     magnitude: np.float32 = largest_magnitude(source, whole) if whole else np.float32(0)
     for index in range(LANES * whole, count):
         magnitude = max(magnitude, abs(entries[index]))
-    factor = _inverse_scale(magnitude, integers)
+    factor = inverse_scale(magnitude, integers)
     if whole:
         shorten_row(source, factor, target, whole)
     for index in range(LANES * whole, count):
@@ -43,17 +41,16 @@ def shorten(source: int, count: int, integers: int, target: int) -> np.float32:
 
 
 @kernel
-def _inverse_scale(magnitude: np.float32, integers: int) -> np.float32:
-    """Factor that makes the largest entry of a row the largest integer; 0 for a row of zeros, or so small that the
-    factor would not be finite."""
-    factor: np.float32 = np.float32(integers) / magnitude if magnitude > _LEAST_MAGNITUDE else np.float32(0)
-    return factor
+def inverse_scale(magnitude: np.float32, integers: int) -> np.float32:
+    """Factor that makes the largest entry of a row the largest integer; 0 where it would not be finite."""
+    factor = np.float32(integers) / magnitude
+    return factor if factor < np.inf else np.float32(0)
 
 
 @kernel
 def shorten_weights(line: int, highest: np.float32, num_blocks: int) -> np.float32:
     """Make the weights of a query int16. highest: the largest one. Returns the value of 1."""
-    total = shorten_row(line, _inverse_scale(highest, _MAX_WEIGHT), line, num_blocks)
+    total = shorten_row(line, inverse_scale(highest, _MAX_WEIGHT), line, num_blocks)
     shift = 0
     while total >> shift >= _WEIGHT_SUM and shift < _MAX_SHIFT:
         shift += 1

@@ -36,11 +36,13 @@ from pipeline.engine.torch.lean.compilation import emitted
 from pipeline.engine.torch.lean.vectors import (
     FLOATS,
     I8,
+    I16,
     I32,
     I64,
     INTS,
     LANES,
     PAIRS,
+    SHORTS,
     call,
     load,
     offset,
@@ -65,9 +67,8 @@ _LOCALITY = 0 if _PROCESSOR == "znver5" else 2
 MAX_ROWS, MAX_BLOCKS = (8, 3) if _WIDE else (4, 1)
 
 _BYTES = ir.VectorType(I8, 4 * LANES)
-_SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
+_SHORT_PAIRS = ir.VectorType(I16, 2 * LANES)
 _HALF_BYTES = ir.VectorType(I8, 2 * LANES)
-_HALF_SHORTS = ir.VectorType(ir.IntType(16), LANES)
 _HALF_INTS = ir.VectorType(I32, LANES // 2)
 _SUM = "llvm.x86.avx512.vpdpbusd.512"
 # The sums do not reach the limit of this instruction. LLVM 20 replaces the one without a limit by two in large tiles.
@@ -115,11 +116,11 @@ def _vnni_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], we
 def _avx2_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
     row = builder.bitcast(splat(builder, entry[0], _HALF_INTS), _HALF_BYTES)
     magnitude = call(builder, "llvm.abs.v32i8", _HALF_BYTES, [row, ir.Constant(ir.IntType(1), 0)])
-    ones = ir.Constant(_HALF_SHORTS, [1] * LANES)
+    ones = ir.Constant(SHORTS, [1] * LANES)
     sums = []
     for part in _halves(builder, weight):
         signed = call(builder, "llvm.x86.avx2.psign.b", _HALF_BYTES, [builder.bitcast(part, _HALF_BYTES), row])
-        pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", _HALF_SHORTS, [magnitude, signed])
+        pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", SHORTS, [magnitude, signed])
         sums.append(call(builder, "llvm.x86.avx2.pmadd.wd", _HALF_INTS, [pairs, ones]))
     return builder.add(total, builder.shuffle_vector(*sums, ir.Constant(INTS, list(range(LANES)))))
 
@@ -145,9 +146,9 @@ def _vnni_short_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Valu
 
 
 def _avx2_short_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
-    row = builder.bitcast(splat(builder, entry[0], _HALF_INTS), _HALF_SHORTS)
+    row = builder.bitcast(splat(builder, entry[0], _HALF_INTS), SHORTS)
     sums = [
-        call(builder, "llvm.x86.avx2.pmadd.wd", _HALF_INTS, [row, builder.bitcast(half, _HALF_SHORTS)])
+        call(builder, "llvm.x86.avx2.pmadd.wd", _HALF_INTS, [row, builder.bitcast(half, SHORTS)])
         for half in _halves(builder, weight)
     ]
     return builder.add(total, builder.shuffle_vector(*sums, ir.Constant(INTS, list(range(LANES)))))
@@ -264,5 +265,5 @@ plain_int8_tile = _callable(_Kind("lean_int8_tile", _plain_step(_BYTES), integer
 int8_tile = vnni_tile if HAS_VNNI else avx2_tile if HAS_AVX2 else plain_int8_tile
 vnni_int16_tile = _callable(_Kind("lean_vnni_int16_tile", _vnni_short_step, integer=True))
 avx2_int16_tile = _callable(_Kind("lean_avx2_int16_tile", _avx2_short_step, integer=True))
-plain_int16_tile = _callable(_Kind("lean_int16_tile", _plain_step(_SHORTS), integer=True))
+plain_int16_tile = _callable(_Kind("lean_int16_tile", _plain_step(_SHORT_PAIRS), integer=True))
 int16_tile = vnni_int16_tile if HAS_VNNI else avx2_int16_tile if HAS_AVX2 else plain_int16_tile

@@ -21,8 +21,8 @@ class _BFloat16(ir.Type):  # type: ignore[misc]
 
 
 LANES = 16
-I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
-INTS, FLOATS = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
+I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+SHORTS, INTS, FLOATS = (ir.VectorType(element, LANES) for element in (I16, I32, F32))
 PAIRS = ir.VectorType(_BFloat16(), 2 * LANES)
 
 _LOG2_E = 1.4426950408889634

@@ -19,7 +19,7 @@ from pipeline.engine.torch.lean.rows import (
     sum_of_exp,
     sum_of_squares,
 )
-from pipeline.engine.torch.lean.shorts import shorten_weights
+from pipeline.engine.torch.lean.shorts import inverse_scale, shorten_weights
 from pipeline.engine.torch.lean.tiles import HAS_BF16, ZERO_POINT
 
 
@@ -124,6 +124,11 @@ def test_gates_squares_and_quantized_rows() -> None:
     np.testing.assert_array_equal(
         integers, np.rint(up * (np.float32(127) / np.abs(up).max())).astype(np.int32) + ZERO_POINT
     )
+
+
+@pytest.mark.parametrize("magnitude", [0.0, 1e-40, 1e-38, np.inf])
+def test_rows_without_a_finite_scale_are_zeros(magnitude: float) -> None:
+    assert inverse_scale(np.float32(magnitude), 127) == 0
 
 
 def test_the_sum_of_many_weights_is_exact() -> None:

@@ -29,59 +29,80 @@ from pipeline.engine.torch.lean.weights import as_float32
 INPUTS = 64
 
 
+# Bytes of a row of 64 inputs as the tile of this processor reads it.
+BFLOAT16_ROW = 128 if HAS_BF16 else 256
+
+
+@kernel
+def arguments(
+    addresses: np.ndarray, row_bytes: int, block_bytes: int, steps: int, rows: int, blocks: int
+) -> tuple[int, ...]:
+    x, w, start, scale, bias, row_scale, base, out = addresses
+    return (
+        x,
+        row_bytes,
+        w,
+        block_bytes,
+        64,
+        steps,
+        start,
+        scale,
+        bias,
+        row_scale,
+        base,
+        0,
+        out,
+        4 * 48,
+        w,
+        64,
+        rows,
+        blocks,
+    )
+
+
 @kernel
 def run_int8(addresses: np.ndarray, rows: int, blocks: int) -> None:
-    x, w, start, scale, bias, row_scale, base, out = addresses
-    int8_tile(x, 64, w, 1024, 64, 16, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+    int8_tile(*arguments(addresses, 64, 1024, 16, rows, blocks))
 
 
 @kernel
 def run_avx2(addresses: np.ndarray, rows: int, blocks: int) -> None:
-    x, w, start, scale, bias, row_scale, base, out = addresses
-    avx2_tile(x, 64, w, 1024, 64, 16, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+    avx2_tile(*arguments(addresses, 64, 1024, 16, rows, blocks))
 
 
 @kernel
 def run_plain_int8(addresses: np.ndarray, rows: int, blocks: int) -> None:
-    x, w, start, scale, bias, row_scale, base, out = addresses
-    plain_int8_tile(x, 64, w, 1024, 64, 16, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+    plain_int8_tile(*arguments(addresses, 64, 1024, 16, rows, blocks))
 
 
 @kernel
 def run_int16(addresses: np.ndarray, rows: int, blocks: int) -> None:
-    x, w, start, scale, bias, row_scale, base, out = addresses
-    int16_tile(x, 128, w, 2048, 64, 32, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+    int16_tile(*arguments(addresses, 128, 2048, 32, rows, blocks))
 
 
 @kernel
 def run_avx2_int16(addresses: np.ndarray, rows: int, blocks: int) -> None:
-    x, w, start, scale, bias, row_scale, base, out = addresses
-    avx2_int16_tile(x, 128, w, 2048, 64, 32, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+    avx2_int16_tile(*arguments(addresses, 128, 2048, 32, rows, blocks))
 
 
 @kernel
 def run_plain_int16(addresses: np.ndarray, rows: int, blocks: int) -> None:
-    x, w, start, scale, bias, row_scale, base, out = addresses
-    plain_int16_tile(x, 128, w, 2048, 64, 32, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+    plain_int16_tile(*arguments(addresses, 128, 2048, 32, rows, blocks))
 
 
 @kernel
 def run_float32(addresses: np.ndarray, rows: int, blocks: int) -> None:
-    x, w, start, scale, bias, row_scale, base, out = addresses
-    float32_tile(x, 256, w, 4096, 64, 64, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+    float32_tile(*arguments(addresses, 256, 4096, 64, rows, blocks))
 
 
 @kernel
 def run_bfloat16(addresses: np.ndarray, rows: int, blocks: int) -> None:
-    x, w, start, scale, bias, row_scale, base, out = addresses
-    stride = 128 if HAS_BF16 else 256
-    bfloat16_tile(x, stride, w, 2048, 64, 32, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+    bfloat16_tile(*arguments(addresses, BFLOAT16_ROW, 2048, 32, rows, blocks))
 
 
 @kernel
 def run_widening(addresses: np.ndarray, rows: int, blocks: int) -> None:
-    x, w, start, scale, bias, row_scale, base, out = addresses
-    widening_tile(x, 256, w, 2048, 64, 32, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+    widening_tile(*arguments(addresses, 256, 2048, 32, rows, blocks))
 
 
 def addresses_of(*arrays: np.ndarray) -> np.ndarray:
