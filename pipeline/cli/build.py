@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, Verbose, resolve
+from pipeline.cli.options import (
+    DEFAULT_MODEL,
+    DEFAULT_PROFILE,
+    DryRun,
+    Json,
+    Model,
+    Profile,
+    Set,
+    Verbose,
+    output_folder,
+    resolve,
+)
 from pipeline.config.folders import folders
 from pipeline.errors import ConfigError
 
@@ -92,7 +103,7 @@ def repo(
     model: Model = DEFAULT_MODEL,
     profile: Profile = DEFAULT_PROFILE,
     overrides: Set = None,
-    out: Annotated[str | None, typer.Option("--out", help="Output folder; default: beside the engine.")] = None,
+    out: Annotated[Path | None, output_folder("Output folder; default: beside the engine.")] = None,
     llmapi: Annotated[
         str | None,
         typer.Option(
@@ -112,7 +123,7 @@ def repo(
     from pipeline.server.startup import prepare
 
     resolved = resolve(model, profile, overrides)
-    target = None if out is None else Path(out).resolve()
+    target = None if out is None else out.resolve()
     if target is not None:
         require_replaceable(target)
     if llmapi is not None:

@@ -57,7 +57,7 @@ def validate_gpu(
     ] = 7200.0,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="New folder for engines, logs and the report; default: validation-<time>."),
+        shared.output_folder("New folder for engines, logs and the report; default: validation-<time>."),
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
@@ -151,8 +151,8 @@ def _check_engine(
 
 def _new_folder(out: Path | None) -> Path:
     folder = (out or Path(f"validation-{time.strftime('%Y%m%d-%H%M%S')}")).resolve()
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; name a new folder with --out.")
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UserError(f"{folder} is a file or not empty; name a new folder with --out.")
     return folder
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_PROFILE, Outputs, Profile, Set, limit_to, numbers, resolve
+from pipeline.cli.options import DEFAULT_PROFILE, Outputs, Profile, Set, limit_to, numbers, output_folder, resolve
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ SIZES = "3,3,3;5,3,5;10,3,10;3,5,3;5,5,5;7,5,7"
 
 def experiments(
     outputs: Outputs,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the JSON and PNG files.")] = Path("results"),
+    out: Annotated[Path, output_folder("Folder for the JSON and PNG files.")] = Path("results"),
     limit: Annotated[int | None, limit_to("outputs")] = None,
     model: Annotated[
         str | None,
