@@ -182,6 +182,7 @@ def test_without_a_gpu_it_is_refused_in_one_sentence(tmp_path, monkeypatch, caps
     (tmp_path / "out" / "file").touch()
     busy = ("--backend", "torch", "-m", "tiny-random-llama", "--set", "device=cpu", "--out", str(tmp_path / "out"))
     assert "is not empty" in refused(capsys, *busy)
+    assert "is a file" in refused(capsys, *busy, "--out", str(tmp_path / "out" / "file"))
     programs, _ = fake_machine(tmp_path / "machine", mpirun=False)
     monkeypatch.setenv("PATH", str(programs))
     assert "Neither TensorRT-LLM nor docker" in refused(capsys)
