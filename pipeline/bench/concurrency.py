@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,12 +12,11 @@ from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request, rotated
 from pipeline.bench.report.results import ConcurrencyRow
-from pipeline.engine.scheduler import Scheduler
-from pipeline.engine.submission import GenerationResult, StepEvent, Submission, raise_first_error
+from pipeline.engine.submission import GenerationResult
 
 
 class ClosedLoop(NamedTuple):
-    """One run over a workload. results: in the order of the submissions."""
+    """One run over a workload. results: in the order of the prompts."""
 
     seconds: float
     results: list[GenerationResult]
@@ -27,29 +24,6 @@ class ClosedLoop(NamedTuple):
     @property
     def outputs(self) -> list[list[int]]:
         return [result.output_ids for result in self.results]
-
-
-def run_closed_loop(scheduler: Scheduler, submissions: Sequence[Submission], concurrency: int) -> ClosedLoop:
-    """Serve submissions in order, `concurrency` at a time. Raises the error of the first request that has one."""
-    results = [GenerationResult(submission.request.prompt_ids.tolist()) for submission in submissions]
-    todo = deque(zip(submissions, results, strict=True))
-    num_open = 0
-
-    def on_event(result: GenerationResult, event: StepEvent) -> None:
-        nonlocal num_open
-        result.take(event)
-        num_open -= event.done
-
-    started = time.perf_counter()
-    while todo or num_open:
-        while todo and num_open < concurrency:
-            submission, result = todo.popleft()
-            num_open += 1
-            scheduler.submit(submission, partial(on_event, result))
-        scheduler.step()
-    seconds = time.perf_counter() - started
-    raise_first_error(results)
-    return ClosedLoop(seconds, results)
 
 
 def measure_concurrency(
@@ -90,7 +64,9 @@ def _run(
         )
         for prompt in prompts
     ]
-    return run_closed_loop(contender.scheduler, submissions, concurrency)
+    started = time.perf_counter()
+    results = contender.scheduler.run(submissions, concurrency)
+    return ClosedLoop(time.perf_counter() - started, results)
 
 
 def _row(

@@ -14,7 +14,6 @@ from pipeline.bench.contenders.in_process import codec_of, open_in_process
 from pipeline.bench.contenders.remote import require_server_of
 from pipeline.bench.data.workload import WorkloadRow, first_prompts
 from pipeline.bench.measure import MeasureOptions
-from pipeline.bench.verify.logits import RecordingEngine
 from pipeline.bench.verify.reference import agreement, load_reference
 from pipeline.bench.verify.remote import judging_config, remote_strategies, verify_remote, verify_server
 from pipeline.bench.verify.verify import Comparison, epsilon_of, verify_in_process
@@ -70,8 +69,6 @@ def compare_in_process(
             "Leave out --logits."
         )
     opened = open_in_process(artifact)
-    recorder = RecordingEngine(opened.engine) if logits else None
-    opened.engine = recorder or opened.engine
     options = replace(options, end_ids=opened.end_ids)
     check_lengths(opened.codec, rows, opened.engine.limits.max_seq_len - 1, options)
     prompts = first_prompts(opened.codec, rows, options.raw)
@@ -87,7 +84,7 @@ def compare_in_process(
             step(f"{comparison.prompt_id} {comparison.strategy}")
 
         comparisons, references = verify_in_process(
-            opened.engine, epsilon, reference, contenders, prompts, options, on_comparison, recorder
+            opened.engine, epsilon, reference, contenders, prompts, options, on_comparison, logits
         )
         if url is not None:
             comparisons += verify_server(

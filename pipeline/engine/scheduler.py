@@ -38,7 +38,6 @@ from pipeline.engine.submission import (
     Submission,
     ended_waiting,
     notify,
-    raise_first_error,
 )
 from pipeline.engine.waiting_queue import HOLD_S, WaitingQueue
 from pipeline.errors import EngineError, RequestError
@@ -96,18 +95,22 @@ class Scheduler:
                 self._queue.cancelled.add(request_id)
                 self._changed.notify()
 
-    def run(self, submissions: Sequence[Submission]) -> list[GenerationResult]:
+    def run(self, submissions: Sequence[Submission], max_open: int | None = None) -> list[GenerationResult]:
         """Serve requests in the calling thread until all have finished. Returns results in the given order. Raises the
-        error of the first request that has one. Do not combine with `start`."""
+        error of the first request that has one. Do not combine with `start`. max_open: limit of requests in flight, by
+        default that of the queue."""
+        max_open = max_open or self._queue.max_queue_size + self.engine.limits.max_batch_size
         results = [GenerationResult(submission.request.prompt_ids.tolist()) for submission in submissions]
         todo = deque(zip(submissions, results, strict=True))
         while todo or self._has_work():
-            while todo and len(self._queue.waiting) < self._queue.max_queue_size:
+            while todo and len(self._queue.known) < max_open:
                 submission, result = todo.popleft()
                 self.submit(submission, result.take)
             self._wait_for_work()
             self.step()
-        raise_first_error(results)
+        for result in results:
+            if result.error is not None:
+                raise result.error
         return results
 
     def start(self) -> None:

@@ -51,9 +51,14 @@ def advance(
     if log_probs is not None:
         end_ids = running.submission.request.end_ids
         log_probs.cut(sum(token not in end_ids for token in emitted))
-    certain = session.advance_certain()
     # Accepted nodes after the end of the output are left out: a window may reach beyond max_seq_len.
-    engine.commit(running.sequence, accepted.nodes[: len(emitted) - 1], emitted + certain)
+    nodes = accepted.nodes[: len(emitted) - 1]
+    if running.submission.on_row is not None:
+        first = len(session.context) - len(emitted)
+        for number, node in enumerate((-1, *nodes)):
+            running.submission.on_row(first + number, logits.row(node + 1))
+    certain = session.advance_certain()
+    engine.commit(running.sequence, nodes, emitted + certain)
     if masks is not None:
         session.statistics.mask_seconds += masks.seconds
     running.num_steps += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pipeline.config.schema import LookaheadConfig
@@ -14,6 +14,8 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray
 
 logger = logging.getLogger(__name__)
+# Called with the position of a chosen token in its sequence, and the logits [vocab] from which it was chosen.
+OnRow = Callable[[int, FloatArray], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,8 @@ class Submission:
     strategies with supplied drafts. only_supplied: whether no other source of the strategy drafts. lookahead: W, N, G
     of this request, None for the engine's. max_steps: maximum number of steps, None for no limit. to_be_continued:
     whether another request will continue this output, unless it ends. wanted: parts of the target's logits to return.
-    reuse: whether KV of earlier requests may be used for the prompt.
+    reuse: whether KV of earlier requests may be used for the prompt. on_row: called for each output token except those
+    that a grammar forces.
     """
 
     request: GenerationRequest
@@ -37,6 +40,7 @@ class Submission:
     to_be_continued: bool = False
     wanted: LogitsWanted = field(default_factory=LogitsWanted)
     reuse: bool = True
+    on_row: OnRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +95,3 @@ def notify(on_event: OnEvent, event: StepEvent) -> None:
         on_event(event)
     except Exception:
         logger.exception("the receiver of events of request %s failed", event.request_id)
-
-
-def raise_first_error(results: Iterable[GenerationResult]) -> None:
-    """Raise the error of the first result that has one, if any."""
-    for result in results:
-        if result.error is not None:
-            raise result.error

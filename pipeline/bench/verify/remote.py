@@ -16,7 +16,7 @@ from pipeline.bench.contenders.in_process import BASELINE
 from pipeline.bench.contenders.remote import fresh_namespace, generate, measured_request, query_of
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
-from pipeline.bench.verify.verify import Comparison, Judge, compare, decodings
+from pipeline.bench.verify.verify import Comparison, Judge, compare, decoding_of, decodings
 from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.request import SamplingParams
 from pipeline.engine.backend import backend_of
@@ -63,7 +63,7 @@ def verify_server(
     for decoding_options in decodings(options):
         for where, prompt, query, answer in answers_of(url, _queries(prompts, strategies, decoding_options)):
             request = make_request(decoding_options, prompt.prompt_ids)
-            expected = references[prompt.prompt_id, "greedy" if request.sampling.greedy else "seeded"]
+            expected = references[prompt.prompt_id, decoding_of(request)]
             found = measured_request(answer, prompt.prompt_ids).output_ids
             labels = (prompt.prompt_id, str(query.strategy), where)
             comparison = compare(lambda: (engine, epsilon), request, expected, found, *labels)

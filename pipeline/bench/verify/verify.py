@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pipeline.bench.concurrency import run_closed_loop
 from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
 from pipeline.bench.report.report import Table
-from pipeline.bench.verify.logits import LOGITS, RecordingEngine, first_other_bits, rows_by_prompt
+from pipeline.bench.verify.logits import LOGITS, RowHashes, first_other_bits
 from pipeline.config.schema import Dtype
 from pipeline.decoding.noise import gumbel_noise
 from pipeline.decoding.request import GenerationRequest, SamplingParams, as_token_ids
@@ -108,8 +107,7 @@ def compare(
     where: str,
 ) -> Comparison:
     """Compare an output with the expected one. judge: called if they differ, for the scores of the two tokens."""
-    decoding = "greedy" if request.sampling.greedy else "seeded"
-    position = first_difference(expected, found)
+    decoding, position = decoding_of(request), first_difference(expected, found)
     if position is None:
         return Comparison(prompt_id, strategy, decoding, where, "identical", len(found))
     wanted, got = _token_at(expected, position), _token_at(found, position)
@@ -126,6 +124,14 @@ def compare(
     return Comparison(prompt_id, strategy, decoding, where, verdict, len(found), position, wanted, got, gap, threshold)
 
 
+class _Asked(NamedTuple):
+    """One request in process. rows: of its output, if the bits of logits are compared too."""
+
+    prompt_id: str
+    submission: Submission
+    rows: RowHashes
+
+
 def verify_in_process(
     engine: Engine,
     epsilon: float,
@@ -134,77 +140,68 @@ def verify_in_process(
     prompts: Sequence[NamedPrompt],
     options: MeasureOptions,
     on_comparison: Callable[[Comparison], None] = lambda comparison: None,
-    recorder: RecordingEngine | None = None,
+    logits: bool = False,
 ) -> tuple[list[Comparison], dict[tuple[str, str], list[int]]]:
     """Return all comparisons in process, and the reference outputs by (prompt id, decoding).
 
     Draft sources keep their learned state between prompts. Each prompt runs a second time in a batch with all prompts
-    and strategies, so that drafts come from outputs of the same prompt too. epsilon: see `epsilon_of`. recorder: the
-    engine, if the bits of logits are compared too."""
+    and strategies, so that drafts come from outputs of the same prompt too. epsilon: see `epsilon_of`. logits: whether
+    the bits of logits are compared too."""
     comparisons: list[Comparison] = []
     references: dict[tuple[str, str], list[int]] = {}
-    # Logits of plain decoding by (prompt id, decoding), position by position.
-    rows: dict[tuple[str, str], dict[int, bytes]] = {}
 
-    def judge(request: GenerationRequest, prompt_id: str, strategy: str, where: str, found: list[int]) -> None:
-        # The scores must not use KV that a strategy has computed.
-        reference.forget_cached()
-        expected = references[prompt_id, "greedy" if request.sampling.greedy else "seeded"]
-        comparison = compare(lambda: (engine, epsilon), request, expected, found, prompt_id, strategy, where)
+    def asked(contender: SchedulerContender, prompt: NamedPrompt, decoding: MeasureOptions) -> _Asked:
+        submission, rows = contender.submission(make_request(decoding, prompt.prompt_ids)), RowHashes()
+        return _Asked(prompt.prompt_id, replace(submission, on_row=rows.add) if logits else submission, rows)
+
+    def outputs(contender: SchedulerContender, requests: Sequence[_Asked]) -> list[list[int]]:
+        contender.forget_cached()
+        return [result.output_ids for result in contender.scheduler.run([each.submission for each in requests])]
+
+    def judge(contender: SchedulerContender, requests: Sequence[_Asked], where: str) -> None:
+        for each, found in zip(requests, outputs(contender, requests), strict=True):
+            reference.forget_cached()  # the scores must not use KV that a strategy has computed
+            request = each.submission.request
+            expected, labels = references[each.prompt_id, decoding_of(request)], (each.submission.strategy, where)
+            report(compare(lambda: (engine, epsilon), request, expected, found, each.prompt_id, *labels))
+
+    def report(comparison: Comparison) -> None:
         comparisons.append(comparison)
         on_comparison(comparison)
 
-    def judge_logits(prompts: Sequence[NamedPrompt], decoding: str, strategy: str, where: str) -> None:
-        if recorder is None:
-            return
-        found = rows_by_prompt(recorder.take(), {prompt.prompt_id: prompt.prompt_ids.tolist() for prompt in prompts})
-        for prompt in prompts:
-            expected = rows[prompt.prompt_id, decoding]
-            comparisons.append(compare_logits(expected, found[prompt.prompt_id], prompt, decoding, strategy, where))
-            on_comparison(comparisons[-1])
-
-    for decoding_options in decodings(options):
-        decoding = "greedy" if decoding_options.sampling.greedy else "seeded"
-        for prompt in prompts:
-            request = make_request(decoding_options, prompt.prompt_ids)
-            references[prompt.prompt_id, decoding] = reference.generate(request, prompt.prompt).output_ids
-            if recorder is not None:
-                parts = [sequence.rows for sequence in recorder.take()]
-                rows[prompt.prompt_id, decoding] = {key: value for part in parts for key, value in part.items()}
+    for each_options in decodings(options):
+        plain = [asked(reference, prompt, each_options) for prompt in prompts]
+        for each in plain:
+            (references[each.prompt_id, decoding_of(each.submission.request)],) = outputs(reference, [each])
         for contender in contenders:
-            for prompt in prompts:
-                request = make_request(decoding_options, prompt.prompt_ids)
-                found = contender.generate(request, prompt.prompt).output_ids
-                judge(request, prompt.prompt_id, contender.name, "alone", found)
-                judge_logits([prompt], decoding, contender.name, "alone")
-        mixed = [
-            (prompt.prompt_id, Submission(make_request(decoding_options, prompt.prompt_ids), contender.name))
-            for prompt in prompts
-            for contender in (reference, *contenders)
-        ]
-        scheduler = (contenders[-1] if contenders else reference).scheduler
-        done = run_closed_loop(scheduler, [submission for _, submission in mixed], engine.limits.max_batch_size)
-        for (prompt_id, submission), found in zip(mixed, done.outputs, strict=True):
-            judge(submission.request, prompt_id, submission.strategy, "batch", found)
-        judge_logits(prompts, decoding, ALL_STRATEGIES, "batch")
+            for expected, prompt in zip(plain, prompts, strict=True):
+                alone = asked(contender, prompt, each_options)
+                judge(contender, [alone], "alone")
+                if logits:
+                    report(compare_logits(expected, [alone], contender.name, "alone"))
+        mixed = [asked(each, prompt, each_options) for prompt in prompts for each in (reference, *contenders)]
+        judge(contenders[-1] if contenders else reference, mixed, "batch")
+        if logits:
+            for expected in plain:
+                same = [each for each in mixed if each.prompt_id == expected.prompt_id]
+                report(compare_logits(expected, same, ALL_STRATEGIES, "batch"))
     return comparisons, references
 
 
-def compare_logits(
-    expected: dict[int, bytes],
-    found: Sequence[dict[int, bytes]],
-    prompt: NamedPrompt,
-    decoding: str,
-    strategy: str,
-    where: str,
-) -> Comparison:
-    """Compare the rows of a prompt's sequences, by position, with those of plain decoding."""
-    compared = [first_other_bits(expected, rows, len(prompt.prompt_ids)) for rows in found]
+def compare_logits(expected: _Asked, found: Sequence[_Asked], strategy: str, where: str) -> Comparison:
+    """Compare the rows of a prompt's requests, by position, with those of plain decoding."""
+    request = expected.submission.request
+    compared = [first_other_bits(expected.rows, each.rows, len(request.prompt_ids)) for each in found]
     position = min((index for _, index in compared if index is not None), default=None)
     verdict: Verdict = "identical" if position is None else "different"
     num_rows = sum(count for count, _ in compared)
     assert num_rows, "every output has a first token, chosen from a row of logits"
-    return Comparison(prompt.prompt_id, strategy, f"{decoding} {LOGITS}", where, verdict, num_rows, position)
+    decoding = f"{decoding_of(request)} {LOGITS}"
+    return Comparison(expected.prompt_id, strategy, decoding, where, verdict, num_rows, position)
+
+
+def decoding_of(request: GenerationRequest) -> str:
+    return "greedy" if request.sampling.greedy else "seeded"
 
 
 def decodings(options: MeasureOptions) -> tuple[MeasureOptions, MeasureOptions]:

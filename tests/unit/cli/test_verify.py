@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from pipeline.bench.contenders.contender import SchedulerContender
-from pipeline.bench.data.workload import Prompt
-from pipeline.bench.report.results import MeasuredRequest
 from pipeline.decoding.planning.balance import DraftBalance
-from pipeline.decoding.request import GenerationRequest
+from pipeline.engine.scheduler import Scheduler
+from pipeline.engine.submission import GenerationResult, Submission
 from pipeline.server import state as server_state
 from tests.command_line import exit_code
 from tests.server_states import state_of
@@ -59,16 +59,16 @@ def test_drafts_are_verified_also_where_they_do_not_pay(tmp_path: Path, monkeypa
     """A pass of a tiny model takes less time than drafting."""
     monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path))
     monkeypatch.setattr(DraftBalance, "pays", False)
-    num_drafts: dict[str, int] = {}
+    num_drafts: Counter[str] = Counter()
+    run = Scheduler.run
 
-    generate = SchedulerContender.generate
+    def counting(self: Scheduler, submissions: Sequence[Submission]) -> list[GenerationResult]:
+        results = run(self, submissions)
+        for submission, result in zip(submissions, results, strict=True):
+            num_drafts[submission.strategy] += result.statistics.num_draft_tokens
+        return results
 
-    def counting(self: SchedulerContender, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
-        measured = generate(self, request, prompt)
-        num_drafts[self.name] = num_drafts.get(self.name, 0) + measured.draft_tokens
-        return measured
-
-    monkeypatch.setattr(SchedulerContender, "generate", counting)
+    monkeypatch.setattr(Scheduler, "run", counting)
     words = ["--set=backend=torch", "--set=device=cpu", "--model=tiny-random-llama", "--limit=1"]
     assert exit_code("verify", "--no-server", "--strategies=trie", "--max-new-tokens=16", *words) == 0
     assert num_drafts["trie"] > 0

@@ -11,11 +11,11 @@ import pytest
 
 from pipeline.bench.data.workload import NamedPrompt, Prompt
 from pipeline.bench.measure import MeasureOptions
-from pipeline.bench.verify.logits import HashedSequence, RecordingEngine, first_other_bits, rows_by_prompt
+from pipeline.bench.verify.logits import RowHashes, first_other_bits
 from pipeline.bench.verify.verify import Comparison, is_lossless, verdict_sentence, verdict_table, verify_in_process
-from pipeline.decoding.tree import chain
 from pipeline.engine.contract import Engine, VerifyItem
-from tests.fakes import TableEngine, TableLogits
+from pipeline.engine.submission import Submission
+from tests.fakes import HostileSource, TableEngine, TableLogits, make_request, make_scheduler
 from tests.unit.bench.bench_fakes import contender_over
 from tests.unit.engine.torch.lean import models
 
@@ -34,15 +34,14 @@ class SignOfZero(TableEngine):
 
 
 def compared(engine: Engine) -> list[Comparison]:
-    recorder = RecordingEngine(engine)
     comparisons, _ = verify_in_process(
-        recorder,
+        engine,
         0.0,
-        contender_over(recorder, "none"),
-        [contender_over(recorder, "trie")],
+        contender_over(engine, "none"),
+        [contender_over(engine, "trie")],
         PROMPTS,
         MeasureOptions(max_new_tokens=24),
-        recorder=recorder,
+        logits=True,
     )
     return [comparison for comparison in comparisons if comparison.decoding.endswith("logits")]
 
@@ -81,35 +80,13 @@ def test_the_lean_pass_gives_the_same_bits_in_the_strategies_own_trees(kind: str
     assert sum(comparison.num_tokens for comparison in comparisons) == 2 * 3 * (24 + 48)
 
 
-def test_rejected_nodes_are_not_recorded() -> None:
-    recorder = RecordingEngine(TableEngine())
-    sequence = recorder.open(np.asarray([1, 2, 3], np.int32))
-    recorder.verify([VerifyItem(sequence, chain([4, 5]))])
-    recorder.commit(sequence, [0], [4, 9])
-    (recorded,) = recorder.take()
-    assert sorted(recorded.rows) == [3, 4]
-    recorder.release(sequence)
-    assert recorder.take() == []
-
-
 def test_first_other_bits_counts_from_the_output() -> None:
     assert first_other_bits({3: b"a", 4: b"b"}, {3: b"a", 4: b"b", 5: b"c"}, 3) == (2, None)
     assert first_other_bits({3: b"a", 4: b"b"}, {3: b"a", 4: b"x"}, 3) == (2, 1)
 
 
-def test_a_sequence_belongs_to_the_longest_prompt_that_it_begins_with() -> None:
-    engine = TableEngine()
-    sequences = [
-        HashedSequence(engine.open(np.asarray(tokens, np.int32)), tokens, {place: b"row"})
-        for place, tokens in enumerate([[1, 2], [1, 2, 3], [1, 2, 9]])
-    ]
-    assert rows_by_prompt(sequences, {"short": [1, 2], "long": [1, 2, 3]}) == {
-        "short": [{0: b"row"}, {2: b"row"}],
-        "long": [{1: b"row"}],
-    }
-
-
-def test_prompts_with_the_same_tokens_share_their_sequences() -> None:
-    sequence = HashedSequence(TableEngine().open(np.asarray([1, 2], np.int32)), [1, 2], {0: b"row"})
-    found = rows_by_prompt([sequence], {"one": [1, 2], "again": [1, 2], "short": [1]})
-    assert found == {"one": [{0: b"row"}], "again": [{0: b"row"}], "short": []}
+def test_only_the_rows_that_chose_tokens_are_hashed() -> None:
+    source, rows = HostileSource(broken=0.0), RowHashes()
+    submission = Submission(make_request([1, 2, 3], 24), "trie", on_row=rows.add)
+    make_scheduler(source=source, budget=(8, 4)).run([submission])
+    assert sorted(rows) == list(range(3, 27))
