@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
 from pipeline.backends.tensorrt_llm.rules import device, draft_modes, flags, model, serving
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, wrong
+from pipeline.backends.tensorrt_llm.rules.problem import wrong
 from pipeline.config.faults import Fault, raise_faults
 from pipeline.config.hardware import Hardware
 from pipeline.config.schema import ProfileConfig, ResolvedConfig
 
+Rule = Callable[[BuildContext], Iterator[Fault]]
 RULES: tuple[Rule, ...] = (
-    *model.RULES,
-    *device.RULES,
-    *draft_modes.RULES,
-    *flags.RULES,
-    *serving.RULES,
+    model.architecture_has_an_engine,
+    model.shape_is_known,
+    model.ranks_divide_the_model,
+    model.contexts_are_split_evenly,
+    model.converter_can_do_it,
+    model.path_names_the_family,
+    device.gpu_has_the_formats,
+    device.container_is_known,
+    device.engines_fit_into_the_gpu,
+    device.caches_hold_a_sequence,
+    device.sizes_are_those_of_the_built_engine,
+    device.external_prefix_fits_into_a_pass,
+    draft_modes.lookahead_makes_drafts,
+    draft_modes.lookahead_has_a_kernel,
+    draft_modes.lookahead_where_it_is_tested,
+    draft_modes.checkpoints_without_drafts,
+    draft_modes.paged_context_where_needed,
+    draft_modes.context_attention_is_as_asked,
+    draft_modes.default_strategy_has_its_engine,
+    flags.known_flags,
+    flags.builder_keeps_them,
+    flags.needed_for_serving,
+    flags.plugins_have_what_they_need,
+    serving.known_parameters,
+    serving.lookahead_excludes,
+    serving.parameters_have_what_they_need,
+    serving.ranks_are_those_that_are_started,
+    serving.strict_mode_is_of_the_torch_engine,
 )
 # Rules that check single values: names and types.
 _READING: tuple[Rule, ...] = (flags.known_flags, serving.known_parameters)

@@ -8,7 +8,7 @@ from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
 from pipeline.backends.tensorrt_llm.release_data import container_status
 from pipeline.backends.tensorrt_llm.resource_estimate import gpu_need, kv_share, kv_tokens_of
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, parameter, setting, wrong
+from pipeline.backends.tensorrt_llm.rules.problem import parameter, setting, wrong
 from pipeline.config.faults import Fault
 
 _GIB = 1 << 30
@@ -143,13 +143,3 @@ def external_prefix_fits_into_a_pass(context: BuildContext) -> Iterator[Fault]:
             f"engine.max_num_tokens={engine.max_seq_len}",
             "tensorrt_llm.enable_chunked_context=true",
         )
-
-
-RULES: tuple[Rule, ...] = (
-    gpu_has_the_formats,
-    container_is_known,
-    engines_fit_into_the_gpu,
-    caches_hold_a_sequence,
-    sizes_are_those_of_the_built_engine,
-    external_prefix_fits_into_a_pass,
-)

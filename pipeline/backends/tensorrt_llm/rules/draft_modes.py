@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag, setting, wrong
+from pipeline.backends.tensorrt_llm.rules.problem import build_flag, setting, wrong
 from pipeline.config.faults import Fault, fault
 
 # Limits of the tree-attention kernels: query heads per key/value head, and head size.
@@ -168,14 +168,3 @@ def default_strategy_has_its_engine(context: BuildContext) -> Iterator[Fault]:
     if strategy == "hybrid":
         remedy = "Use 'auto' with tensorrt_llm.speculation = 'both', which serves two engines, or backend: torch."
         yield wrong("drafting.strategy", strategy, "a TensorRT-LLM engine has one speculative mode", remedy)
-
-
-RULES: tuple[Rule, ...] = (
-    lookahead_makes_drafts,
-    lookahead_has_a_kernel,
-    lookahead_where_it_is_tested,
-    checkpoints_without_drafts,
-    paged_context_where_needed,
-    context_attention_is_as_asked,
-    default_strategy_has_its_engine,
-)

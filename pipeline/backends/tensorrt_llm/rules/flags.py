@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag, faults_of_options, wrong
+from pipeline.backends.tensorrt_llm.rules.problem import build_flag, faults_of_options, wrong
 from pipeline.config.faults import Fault
 
 _DTYPES = ("float16", "bfloat16", "float32", "int32")
@@ -110,11 +110,3 @@ def _lost_flags(context: BuildContext) -> Iterator[tuple[str, str]]:
         yield from ((name, f"it needs {build_flag('use_fused_mlp')} = 'enable'") for name in _FUSED_MLP_PLUGINS)
     if context.trt.compute_capability == 100:
         yield from ((name, "the builder refuses it for compute capability 100") for name in _NOT_ON_100)
-
-
-RULES: tuple[Rule, ...] = (
-    known_flags,
-    builder_keeps_them,
-    needed_for_serving,
-    plugins_have_what_they_need,
-)

@@ -13,7 +13,7 @@ from pipeline.backends.tensorrt_llm.conversion import (
     method_of,
     needs_of_script,
 )
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, setting, wrong
+from pipeline.backends.tensorrt_llm.rules.problem import setting, wrong
 from pipeline.config.faults import Fault, did_you_mean, fault, one_of
 from pipeline.config.schema import GgufCheckpoint, LocalCheckpoint, ModelShape
 
@@ -181,13 +181,3 @@ def path_names_the_family(context: BuildContext) -> Iterator[Fault]:
                 f"with '{word}' in a path TensorRT-LLM's Llama loader assumes another model and loads wrong weights"
             )
             yield wrong(key, text, reason, "Rename it.")
-
-
-RULES: tuple[Rule, ...] = (
-    architecture_has_an_engine,
-    shape_is_known,
-    ranks_divide_the_model,
-    contexts_are_split_evenly,
-    converter_can_do_it,
-    path_names_the_family,
-)

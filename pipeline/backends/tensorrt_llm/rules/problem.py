@@ -1,14 +1,11 @@
-"""Type of the rules of this backend, and helpers that make their faults."""
+"""Helpers that make the faults of this backend's rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from pipeline.backends.tensorrt_llm.build_context import BuildContext
 from pipeline.backends.tensorrt_llm.release_data import Flag, Option, flag_words
 from pipeline.config.faults import Fault, did_you_mean, fault, one_of
-
-Rule = Callable[[BuildContext], Iterator[Fault]]
 
 
 def wrong(key: str, value: object, reason: str, remedy: str = "", *fixes: str) -> Fault:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, faults_of_options, parameter, setting, wrong
+from pipeline.backends.tensorrt_llm.rules.problem import faults_of_options, parameter, setting, wrong
 from pipeline.config.faults import Fault
 
 
@@ -69,12 +69,3 @@ def strict_mode_is_of_the_torch_engine(context: BuildContext) -> Iterator[Fault]
     if context.engine.strict_tensorrt_llm:
         reason = "it lets the torch engine behave like this backend"
         yield wrong("engine.strict_tensorrt_llm", True, reason, "Remove it, or use backend: torch.")
-
-
-RULES: tuple[Rule, ...] = (
-    known_parameters,
-    lookahead_excludes,
-    parameters_have_what_they_need,
-    ranks_are_those_that_are_started,
-    strict_mode_is_of_the_torch_engine,
-)
