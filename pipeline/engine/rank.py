@@ -9,7 +9,6 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, select_nodes
 from pipeline.engine.contract import Engine, EngineSequence, NodeLogits, VerifyItem
@@ -59,7 +58,7 @@ class Rank:
         sequence = self._sequences[number] = self.engine.open(token_ids)
         return sequence
 
-    def verify(self, shares: Sequence[Share], num_rows: int) -> npt.NDArray[np.int32]:
+    def verify(self, shares: Sequence[Share], num_rows: int) -> IntArray:
         """[num_rows] the target's choices in the rows that this rank reports, zero elsewhere."""
         rows = np.zeros(num_rows, np.int32)
         self._logits.clear()
@@ -99,7 +98,7 @@ class Rank:
         logits, own_rows = self._logits[number]
         return logits.row(int(own_rows[index])) if own_rows[index] >= 0 else np.zeros(vocab_size, np.float32)
 
-    def top_k(self, number: int, k: int) -> npt.NDArray[np.int32]:
+    def top_k(self, number: int, k: int) -> IntArray:
         """[2, n + 1, k] most probable tokens, and the bits of their probabilities; zero in rows of other ranks."""
         logits, own_rows = self._logits[number]
         found = np.zeros((2, len(own_rows), k), np.int32)

@@ -13,12 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.decoding.tree import IntArray
 from pipeline.engine.torch.slots import Segment
-
-Ints = npt.NDArray[np.int32]
 
 # Columns of `rows`. PLACE: index in the slot where the row's keys are stored. SEEN: number of entries at the start of
 # the slot that the rows of the tile may attend to.
@@ -34,9 +31,9 @@ TILE_BEGIN, TILE_ROWS, TILE_SEGMENT, TILE_CACHED = range(len(TILE_FIELDS))
 class PassTable:
     """rows: [rows, len(FIELDS)]. wanted: rows whose logits are computed. tiles: [tiles, len(TILE_FIELDS)]."""
 
-    rows: Ints
-    wanted: Ints
-    tiles: Ints
+    rows: IntArray
+    wanted: IntArray
+    tiles: IntArray
 
 
 def table_of(segments: Sequence[Segment], wanted: IntArray, rows_per_tile: int) -> PassTable:
@@ -57,7 +54,7 @@ def table_of(segments: Sequence[Segment], wanted: IntArray, rows_per_tile: int) 
     return PassTable(np.concatenate(rows), wanted.astype(np.int32), np.asarray(tiles, np.int32))
 
 
-def _intervals(segment: Segment) -> tuple[Ints, Ints]:
+def _intervals(segment: Segment) -> tuple[IntArray, IntArray]:
     """([length], [length]) FIRST and END of the rows of a segment. All nodes are below the pending tokens."""
     num_pending, parents = segment.num_pending, segment.tree.parents.tolist()
     sizes = [1] * len(parents)

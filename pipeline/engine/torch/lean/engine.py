@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.decoding.compile_cache import is_complete
 from pipeline.decoding.tree import DraftTree, IntArray
@@ -101,7 +100,7 @@ class LeanEngine(SlotEngine):
 
     def _run(
         self,
-        token_ids: npt.NDArray[np.int32],
+        token_ids: IntArray,
         rows: Longs,
         segments: Longs,
         wanted: Longs,
@@ -160,7 +159,7 @@ class LeanEngine(SlotEngine):
             self._buffers[place] = array.ctypes.data, array.strides[0]
         self._buffers[tables.ZEROS] = self._zeros.ctypes.data, 0
 
-    def _embed(self, token_ids: npt.NDArray[np.int32]) -> None:
+    def _embed(self, token_ids: IntArray) -> None:
         """Copy rows of the embedding into the buffer X."""
         target = self._kept[tables.X][: len(token_ids)]
         if not self._plan.tied:

@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pipeline.engine.torch.lean.plan import PLAN, WEIGHTS, Kind, LeanPlan, plan_of, read_plan
+from pipeline.engine.torch.lean.tables import Array
 from pipeline.engine.torch.lean.vectors import LANES, padded
 from pipeline.engine.torch.lean.weights import as_float32, map_weights, save_weights
 from pipeline.engine.torch.linear_layers import quantize
 from pipeline.engine.torch.quantized_files import empty_model
 
-Array = npt.NDArray[Any]
 _INPUTS_PER_STEP: dict[Kind, int] = {"float32": 1, "bfloat16": 2, "int8": 4}
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.decoding.tree import DraftTree
 from pipeline.engine.contract import EngineLimits, VerifyItem
 from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.plan import LeanPlan
+from pipeline.engine.torch.lean.tables import Array
 from pipeline.engine.torch.lean.vectors import LANES
 
 # The smallest possible model: one layer with one head, all of a vector's width.
@@ -36,7 +34,7 @@ def warm_up_pass() -> None:
     """Compute one step with weights of zero. One compiled pass serves all models and all kinds of weights."""
     from pipeline.engine.torch.lean.engine import LeanEngine  # imports this module
 
-    tensors: dict[str, npt.NDArray[Any]] = {
+    tensors: dict[str, Array] = {
         "inverse_frequencies": np.ones(LANES // 2, np.float32),
         "embedding": np.ones((LANES, LANES), np.float32),
         "final_norm": np.ones(LANES, np.float32),

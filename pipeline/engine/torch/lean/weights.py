@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeline.engine.torch.lean.tables import ALIGNMENT
+from pipeline.engine.torch.lean.tables import ALIGNMENT, Array, Floats
 from pipeline.errors import BuildError
 
-Array = npt.NDArray[Any]
 # numpy has no bfloat16; its bits are uint16.
 _TYPES = {"F32": np.float32, "BF16": np.uint16, "I8": np.int8, "I32": np.int32}
 
@@ -72,7 +70,7 @@ def map_weights(path: Path) -> dict[str, Array]:
     return tensors
 
 
-def as_float32(weights: Array) -> npt.NDArray[np.float32]:
+def as_float32(weights: Array) -> Floats:
     """The numbers of an array of `map_weights` as float32."""
     if weights.dtype == np.uint16:
         return (weights.astype(np.uint32) << 16).view(np.float32)
