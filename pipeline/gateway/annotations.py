@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeVar
+
+from pydantic import Field, NonNegativeInt, TypeAdapter
 
 from pipeline.errors import RequestError
 
@@ -48,6 +50,8 @@ REFUSAL = "refusal"
 # ends with it otherwise.
 FAULT = "content_filter"
 _INTEGER = re.compile(r"-?[0-9]{1,10}")
+_TEXTS, TOKENS = TypeAdapter(list[str]), TypeAdapter(list[NonNegativeInt])
+_BIASES = TypeAdapter(dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], float])
 
 
 def annotation(name: str, value: str) -> str:
@@ -69,76 +73,38 @@ def integer_option(options: Mapping[str, str], name: str) -> int | None:
     """Value of an integer option; None if absent. Raises RequestError if it is not an integer of 32 bits."""
     if (value := options.get(name)) is None:
         return None
-    try:
-        return _of_32_bits(value)
-    except ValueError as error:
-        raise RequestError(f"the annotation {name} is {value!r}; it must be a whole number of 32 bits") from error
+    # int() also reads "5_0" and " 5", and numpy would wrap what an INT32 tensor cannot hold.
+    number = int(value) if _INTEGER.fullmatch(value) else 1 << 31
+    if not -(1 << 31) <= number < 1 << 31:
+        raise RequestError(f"the annotation {name} is {value!r}; it must be a whole number of 32 bits")
+    return number
 
 
 def logit_bias_option(options: Mapping[str, str]) -> dict[int, float]:
     """Bias by token id. Raises RequestError if it is not a JSON object from token ids to numbers."""
-    text = options.get(LOGIT_BIAS)
-    if not text:
-        return {}
+    text = options.get(LOGIT_BIAS) or "{}"
     try:
-        values: dict[str, Any] = json.loads(text)
-        return {_token_id(token): _number(bias) for token, bias in values.items()}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        biases = _BIASES.validate_python(json.loads(text), strict=True)
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"logit_bias must be an object from token ids to numbers, not {text[:80]!r}") from error
+    return {int(token): bias for token, bias in biases.items()}
 
 
 def stop_words_option(options: Mapping[str, str]) -> list[str]:
     """Stop words. Raises RequestError if they are not a JSON list of texts."""
-    return _list_option(options, STOP_WORDS, _is_text_list, "texts")
+    return _list_option(options, STOP_WORDS, _TEXTS, "texts")
 
 
 def stop_tokens_option(options: Mapping[str, str]) -> frozenset[int]:
-    """Tokens that end the output. Raises RequestError if they are not a JSON list of whole numbers."""
-    return frozenset(_list_option(options, STOP_TOKENS, is_token_list, "token ids"))
+    """Tokens that end the output. Raises RequestError if they are not a JSON list of token ids."""
+    return frozenset(_list_option(options, STOP_TOKENS, TOKENS, "token ids"))
 
 
-def is_token_list(value: object) -> TypeGuard[list[int]]:
-    """Whether a value is a list of integers of at least 0."""
-    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
-
-
-def _is_text_list(value: object) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(word, str) for word in value)
-
-
-def _list_option(
-    options: Mapping[str, str], name: str, is_valid: Callable[[object], TypeGuard[list[T]]], items: str
-) -> list[T]:
+def _list_option(options: Mapping[str, str], name: str, kind: TypeAdapter[list[T]], items: str) -> list[T]:
     """The JSON list in an option; empty if the option is absent. items: what it should hold, for the message of
     RequestError."""
     text = options.get(name, "[]")
     try:
-        value: object = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not is_valid(value):
-        raise RequestError(f"the annotation {name} must be a JSON list of {items}, not {text[:80]!r}")
-    return value
-
-
-def _token_id(text: str) -> int:
-    """The token id in a text. Raises ValueError if it has a sign or is no integer of 32 bits."""
-    if text.startswith("-"):
-        raise ValueError(text)
-    return _of_32_bits(text)
-
-
-def _number(value: Any) -> float:
-    """Raises TypeError for a value that is no number: float() also takes "5" and true."""
-    if type(value) not in (int, float):
-        raise TypeError(value)
-    return float(value)
-
-
-def _of_32_bits(text: str) -> int:
-    """The integer in a text. Raises ValueError if an INT32 tensor cannot hold it, because numpy would wrap it, or for
-    anything but a sign and digits: int() also reads "5_0" and " 5"."""
-    number = int(text) if _INTEGER.fullmatch(text) else 1 << 31
-    if not -(1 << 31) <= number < 1 << 31:
-        raise ValueError(text)
-    return number
+        return kind.validate_python(json.loads(text), strict=True)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the annotation {name} must be a JSON list of {items}, not {text[:80]!r}") from error

@@ -35,6 +35,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard
 
+from pydantic import ValidationError
+
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import (
     ENGINE_DATA,
@@ -48,9 +50,9 @@ from pipeline.gateway.annotations import (
     STOP_TOKENS,
     STOP_WORDS,
     STRATEGY,
+    TOKENS,
     TOOLS,
     annotation,
-    is_token_list,
 )
 from pipeline.gateway.openai_types import check_types
 from pipeline.gateway.response_guides import response_guide
@@ -210,9 +212,10 @@ def _stop_words(sent: dict[str, Any]) -> dict[str, str]:
 
 
 def _stop_tokens(sent: dict[str, Any]) -> dict[str, str]:
-    value = sent.pop(STOP_TOKENS, [])
-    if not is_token_list(value):
-        raise RequestError(f"{STOP_TOKENS} must be a list of token ids")
+    try:
+        value = TOKENS.validate_python(sent.pop(STOP_TOKENS, []), strict=True)
+    except ValidationError as error:
+        raise RequestError(f"{STOP_TOKENS} must be a list of token ids") from error
     return {STOP_TOKENS: json.dumps(value)} if value else {}
 
 
