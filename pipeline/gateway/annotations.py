@@ -50,7 +50,7 @@ REFUSAL = "refusal"
 # ends with it otherwise.
 FAULT = "content_filter"
 _INTEGER = re.compile(r"-?[0-9]{1,10}")
-_TEXTS, TOKENS = TypeAdapter(list[str]), TypeAdapter(list[NonNegativeInt])
+_TEXTS, _TOKENS = TypeAdapter(list[str]), TypeAdapter(list[NonNegativeInt])
 _BIASES = TypeAdapter(dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], float])
 
 
@@ -97,7 +97,7 @@ def stop_words_option(options: Mapping[str, str]) -> list[str]:
 
 def stop_tokens_option(options: Mapping[str, str]) -> frozenset[int]:
     """Tokens that end the output. Raises RequestError if they are not a JSON list of token ids."""
-    return frozenset(_list_option(options, STOP_TOKENS, TOKENS, "token ids"))
+    return frozenset(_list_option(options, STOP_TOKENS, _TOKENS, "token ids"))
 
 
 def _list_option(options: Mapping[str, str], name: str, kind: TypeAdapter[list[T]], items: str) -> list[T]:

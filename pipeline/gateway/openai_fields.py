@@ -35,8 +35,6 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard
 
-from pydantic import ValidationError
-
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import (
     ENGINE_DATA,
@@ -50,12 +48,11 @@ from pipeline.gateway.annotations import (
     STOP_TOKENS,
     STOP_WORDS,
     STRATEGY,
-    TOKENS,
     TOOLS,
     annotation,
 )
 from pipeline.gateway.openai_types import check_types
-from pipeline.gateway.response_guides import response_guide
+from pipeline.gateway.response_guides import guided_fields, response_guide
 from pipeline.gateway.tool_guides import tool_guide
 
 Endpoint = Literal["chat", "completions"]
@@ -78,22 +75,23 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
     """Convert a client's request to the request to the front end. tool_call_parser: Dynamo's parser of the model's
     calls. Raises RequestError for an unsupported field or a value of a wrong type."""
     sent = {name: value for name, value in body.items() if value is not None and name not in _WITHOUT_EFFECT}
+    if (outputs := sent.pop("structured_outputs", None)) is not None:
+        sent |= guided_fields(outputs)
     check_types(sent, endpoint)
     _refuse_unsupported(sent)
     if isinstance(sent.get("stream_options"), Mapping):
         sent["stream_options"] = {"include_usage": False} | sent["stream_options"]
     _limit_tools(sent)
-    options: dict[str, str] = {}
-    options |= _text_option(sent, STRATEGY)
+    options: dict[str, str] = {STRATEGY: sent.pop(STRATEGY)} if STRATEGY in sent else {}
     options |= _prediction(sent)
-    options |= _stop_words(sent)
-    options |= _stop_tokens(sent)
-    options |= _logit_bias(sent)
+    if words := sent.pop("stop", []):
+        options[STOP_WORDS] = json.dumps([words] if isinstance(words, str) else words)
+    options |= {name: json.dumps(value) for name in (STOP_TOKENS, LOGIT_BIAS) if (value := sent.pop(name, None))}
     if guide := response_guide(sent):
         options |= {GUIDE_TYPE: guide[0], GUIDE: guide[1]}
     options |= _tools(sent, tool_call_parser, GUIDE_TYPE in options)
     if (limit := sent.pop(NUM_DRAFT_TOKENS, None)) is not None:
-        options[NUM_DRAFT_TOKENS] = str(_whole_number(limit, NUM_DRAFT_TOKENS))
+        options[NUM_DRAFT_TOKENS] = str(limit)
     if sent.get("top_logprobs") == 0:
         del sent["top_logprobs"]
     options[MAX_TOKENS] = str(_max_tokens(sent, endpoint))
@@ -182,15 +180,6 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _text_option(sent: dict[str, Any], name: str) -> dict[str, str]:
-    value = sent.pop(name, None)
-    if value is None:
-        return {}
-    if not isinstance(value, str):
-        raise RequestError(f"{name} must be a text")
-    return {name: value}
-
-
 def _prediction(sent: dict[str, Any]) -> dict[str, str]:
     """{"type": "content", "content": text or [{"type": "text", "text": text}, ...]}"""
     value = sent.pop("prediction", None)
@@ -203,27 +192,6 @@ def _prediction(sent: dict[str, Any]) -> dict[str, str]:
     if not isinstance(content, str):
         raise RequestError('prediction must be {"type": "content", "content": "..."}')
     return {PREDICTION: content} if content else {}
-
-
-def _stop_words(sent: dict[str, Any]) -> dict[str, str]:
-    value = sent.pop("stop", [])
-    words = [value] if isinstance(value, str) else value
-    return {STOP_WORDS: json.dumps(words)} if words else {}
-
-
-def _stop_tokens(sent: dict[str, Any]) -> dict[str, str]:
-    try:
-        value = TOKENS.validate_python(sent.pop(STOP_TOKENS, []), strict=True)
-    except ValidationError as error:
-        raise RequestError(f"{STOP_TOKENS} must be a list of token ids") from error
-    return {STOP_TOKENS: json.dumps(value)} if value else {}
-
-
-def _logit_bias(sent: dict[str, Any]) -> dict[str, str]:
-    value = sent.pop("logit_bias", None)
-    if value is not None and not isinstance(value, Mapping):
-        raise RequestError("logit_bias must be an object from token ids to numbers")
-    return {LOGIT_BIAS: json.dumps(value)} if value else {}
 
 
 def _tools(sent: Mapping[str, Any], parser: str | None, has_guide: bool) -> dict[str, str]:
@@ -244,17 +212,9 @@ def _tools(sent: Mapping[str, Any], parser: str | None, has_guide: bool) -> dict
 
 def _max_tokens(sent: dict[str, Any], endpoint: Endpoint) -> int:
     """Return the limit of output tokens. If the client set none, write the default to `sent`."""
-    name = "max_completion_tokens" if sent.get("max_completion_tokens") is not None else "max_tokens"
-    value = sent.get(name)
-    if value is None:
-        value = sent[name] = _MAX_TOKENS[endpoint]
-    return _whole_number(value, name)
-
-
-def _whole_number(value: object, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} must be a whole number")
-    return value
+    name = "max_completion_tokens" if "max_completion_tokens" in sent else "max_tokens"
+    limit: int = sent.setdefault(name, _MAX_TOKENS[endpoint])
+    return limit
 
 
 def _texts(extension: Mapping[str, Any], name: str) -> list[str]:

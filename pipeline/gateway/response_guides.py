@@ -15,20 +15,14 @@ _STRUCTURED = ("json", "regex", "grammar", "choice")
 
 def response_guide(sent: dict[str, Any]) -> tuple[str, str] | None:
     """Remove the response format from a request, and return its guide type and guide. Raises RequestError if there are
-    two or one is invalid."""
-    if (outputs := sent.pop("structured_outputs", None)) is not None:
-        sent |= _guided_fields(outputs)
+    two or one is invalid. sent: a request that `check_types` accepts."""
     found = [_response_format(sent.pop("response_format", None))]
     for name, kind in _TEXTS.items():
         if (text := sent.pop(name, None)) is not None:
-            if not isinstance(text, str):
-                raise RequestError(f"{name} must be a text")
             found.append((kind, text))
     if (schema := sent.pop("guided_json", None)) is not None:
         found.append(("json_schema", schema if isinstance(schema, str) else json.dumps(schema)))
     if (choices := sent.pop("guided_choice", None)) is not None:
-        if not (isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices)):
-            raise RequestError("guided_choice must be a list of texts")
         found.append(("regex", regex_of_choices(choices)))
     guides = [guide for guide in found if guide is not None]
     if len(guides) > 1:
@@ -36,7 +30,7 @@ def response_guide(sent: dict[str, Any]) -> tuple[str, str] | None:
     return guides[0] if guides else None
 
 
-def _guided_fields(outputs: object) -> dict[str, Any]:
+def guided_fields(outputs: object) -> dict[str, Any]:
     """The fields guided_* of `structured_outputs`, vLLM's newer form of them."""
     given = (
         {name: value for name, value in outputs.items() if value is not None} if isinstance(outputs, Mapping) else {}
