@@ -85,21 +85,18 @@ def check_lengths(codec: TextCodec, rows: Iterable[WorkloadRow], longest: int, o
     """Raise UserError if a prompt has more than `longest` tokens. Later turns count without the answers, which are not
     known yet."""
     for row in rows:
-        _check_row(codec, row, longest, options)
-
-
-def _check_row(codec: TextCodec, row: WorkloadRow, longest: int, options: MeasureOptions) -> None:
-    messages: list[str] = []
-    for number, turn in enumerate(row.turns if options.turns == "all" else row.turns[:1]):
-        messages.append(turn)
-        num_tokens = len(prompt_ids_of(codec, Prompt(tuple(messages), options.raw, row.system)))
-        if num_tokens > longest:
-            which = f"turn {number + 1} of row {row.row_id!r}" if number else f"row {row.row_id!r}"
-            raise UserError(
-                f"The prompt of {which} has {num_tokens} tokens{', answers not counted' if number else ''}; the engine "
-                f"takes at most {longest}. Shorten the row or leave it out, or use a larger engine.max_seq_len."
-            )
-        messages.append("")
+        messages: list[str] = []
+        for number, turn in enumerate(row.asked(options.turns)):
+            messages.append(turn)
+            num_tokens = len(prompt_ids_of(codec, Prompt(tuple(messages), options.raw, row.system)))
+            if num_tokens > longest:
+                which = f"turn {number + 1} of row {row.row_id!r}" if number else f"row {row.row_id!r}"
+                raise UserError(
+                    f"The prompt of {which} has {num_tokens} tokens{', answers not counted' if number else ''}; the "
+                    f"engine takes at most {longest}. Shorten the row or leave it out, or use a larger "
+                    "engine.max_seq_len."
+                )
+            messages.append("")
 
 
 def longest_prompt(resolved: ResolvedConfig, plan: BenchPlan) -> int:
@@ -116,7 +113,7 @@ def _targets(resolved: ResolvedConfig, plan: BenchPlan) -> list[TargetTraits]:
 
 def num_requests(rows: Sequence[WorkloadRow], plan: BenchPlan, options: MeasureOptions) -> int:
     """Number of requests that `run_bench` records; requests of the concurrency levels are not recorded."""
-    num_turns = sum(len(row.turns) if options.turns == "all" else 1 for row in rows)
+    num_turns = sum(len(row.asked(options.turns)) for row in rows)
     return options.repeats * num_turns * (len(plan.strategies) + len(plan.baselines))
 
 

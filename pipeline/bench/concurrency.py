@@ -57,7 +57,7 @@ def _run(
     contender: SchedulerContender, prompts: Sequence[NamedPrompt], concurrency: int, options: MeasureOptions
 ) -> ClosedLoop:
     contender.forget()
-    contender.forget_cached()
+    contender.scheduler.engine.forget_cached()
     submissions = [
         contender.submission(
             make_request(options, prompt.prompt_ids, prompt.prompt_id if options.warmth == "cold" else "")

@@ -102,10 +102,9 @@ def _measure_row(
     codec: TextCodec,
     options: MeasureOptions,
 ) -> list[RequestRecord]:
-    turns = row.turns if options.turns == "all" else row.turns[:1]
     messages: list[str] = []
     records: list[RequestRecord] = []
-    for number, turn in enumerate(turns):
+    for number, turn in enumerate(row.asked(options.turns)):
         messages.append(turn)
         prompt = Prompt(tuple(messages), options.raw, row.system)
         prompt_ids = prompt_ids_of(codec, prompt)

@@ -96,4 +96,4 @@ def winners(chosen: Sequence[Candidate], rows: Sequence[SummaryRow]) -> tuple[in
 def _contender(opened: InProcess, candidate: Candidate) -> SchedulerContender:
     artifact = replace(opened.artifact, resolved=with_candidate(opened.artifact.resolved, candidate))
     create = partial(create_scheduler, artifact, opened.engine)
-    return SchedulerContender(candidate.strategy, create, opened.engine.forget_cached, candidate.name)
+    return SchedulerContender(candidate.strategy, create, candidate.name)

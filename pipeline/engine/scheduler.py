@@ -102,7 +102,7 @@ class Scheduler:
         max_open = max_open or self._queue.max_queue_size + self.engine.limits.max_batch_size
         results = [GenerationResult(submission.request.prompt_ids.tolist()) for submission in submissions]
         todo = deque(zip(submissions, results, strict=True))
-        while todo or self._has_work():
+        while todo or self._queue.known:
             while todo and len(self._queue.known) < max_open:
                 submission, result = todo.popleft()
                 self.submit(submission, result.take)
@@ -182,9 +182,6 @@ class Scheduler:
         with self._changed:
             self._queue.cancelled |= self._queue.known
         self._apply_cancellations()
-
-    def _has_work(self) -> bool:
-        return bool(self._running or self._queue.has_waiting)
 
     def _wait_for_work(self) -> None:
         with self._changed:

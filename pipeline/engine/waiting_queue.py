@@ -66,10 +66,6 @@ class WaitingQueue:
     _held: deque[tuple[int, float]] = field(default_factory=deque)
 
     @property
-    def has_waiting(self) -> bool:
-        return bool(self.waiting or self.continuing)
-
-    @property
     def holds_slots(self) -> bool:
         return bool(self._held)
 

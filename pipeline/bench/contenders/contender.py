@@ -37,15 +37,12 @@ class SchedulerContender:
         self,
         strategy: str,
         create: Callable[[], Scheduler],
-        forget_cached: Callable[[], None],
         name: str | None = None,
     ) -> None:
-        """create: returns a scheduler over the shared engine with empty draft sources. forget_cached: drops the KV of
-        finished requests, which the next contender would otherwise reuse. name: if it differs from the strategy, which
-        may run with several settings."""
+        """create: returns a scheduler over the shared engine with empty draft sources. name: if it differs from the
+        strategy, which may run with several settings."""
         self.name = name or strategy
         self.scheduler = create()
-        self.forget_cached = forget_cached
         self._strategy = strategy
         self._create = create
 
@@ -57,7 +54,7 @@ class SchedulerContender:
         return Submission(request, self._strategy)
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
-        self.forget_cached()
+        self.scheduler.engine.forget_cached()  # the KV of the previous contender's requests
         started = time.perf_counter()
         (result,) = self.scheduler.run([self.submission(request)])
         seconds = time.perf_counter() - started

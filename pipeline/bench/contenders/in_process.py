@@ -44,7 +44,6 @@ class InProcess:
         return SchedulerContender(
             strategy,
             lambda: create_scheduler(self.artifact, self.engine, compiler=self.compiler, planner=planner),
-            self.engine.forget_cached,
         )
 
 

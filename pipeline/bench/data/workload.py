@@ -41,6 +41,10 @@ class WorkloadRow:
     system: str = ""
     guide: Guide | None = None
 
+    def asked(self, turns: Turns) -> tuple[str, ...]:
+        """The messages that are sent."""
+        return self.turns if turns == "all" else self.turns[:1]
+
     def first_prompt(self, raw: bool) -> Prompt:
         return Prompt(self.turns[:1], raw, self.system)
 

@@ -155,12 +155,12 @@ def verify_in_process(
         return _Asked(prompt.prompt_id, replace(submission, on_row=rows.add) if logits else submission, rows)
 
     def outputs(contender: SchedulerContender, requests: Sequence[_Asked]) -> list[list[int]]:
-        contender.forget_cached()
+        engine.forget_cached()
         return [result.output_ids for result in contender.scheduler.run([each.submission for each in requests])]
 
     def judge(contender: SchedulerContender, requests: Sequence[_Asked], where: str) -> None:
         for each, found in zip(requests, outputs(contender, requests), strict=True):
-            reference.forget_cached()  # the scores must not use KV that a strategy has computed
+            engine.forget_cached()  # the scores must not use KV that a strategy has computed
             request = each.submission.request
             expected, labels = references[each.prompt_id, decoding_of(request)], (each.submission.strategy, where)
             report(compare(lambda: (engine, epsilon), request, expected, found, each.prompt_id, *labels))

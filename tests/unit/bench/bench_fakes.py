@@ -15,10 +15,7 @@ LIMITS = EngineLimits(4, 256, 128, 64, VOCAB_SIZE)
 
 def contender_over(engine: Engine, strategy: str) -> SchedulerContender:
     """A strategy whose drafts come from a hostile source: mostly right, sometimes broken."""
-
-    return SchedulerContender(
-        strategy, lambda: make_scheduler(engine=engine, budget=(8, 4), prefill_chunk=32), engine.forget_cached
-    )
+    return SchedulerContender(strategy, lambda: make_scheduler(engine=engine, budget=(8, 4), prefill_chunk=32))
 
 
 class LyingEngine(TableEngine):

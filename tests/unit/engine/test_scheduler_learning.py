@@ -83,7 +83,7 @@ def test_a_call_that_follows_at_once_finds_everything_learned_and_its_slot_free(
             scheduler.submit(Submission(call, "hybrid", max_steps=1, to_be_continued=True), follow)
 
     scheduler.submit(Submission(first, "hybrid", max_steps=1, to_be_continued=True), follow)
-    while scheduler._has_work():
+    while scheduler._queue.known:
         scheduler.step()
     assert output == plain_decode(first)
     assert diary.entries == ["propose", "sent", "learn"] * 6

@@ -88,7 +88,6 @@ def test_it_does_what_plain_lists_say(random: Random) -> None:
             continuing,
             new,
         ]
-        assert queue.has_waiting == bool(new or continuing)
 
 
 def test_who_waited_and_is_cancelled_is_handed_back_once() -> None:
