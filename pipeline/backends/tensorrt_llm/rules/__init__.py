@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
 from pipeline.backends.tensorrt_llm.rules import device, draft_modes, flags, model, serving
-from pipeline.backends.tensorrt_llm.rules.problem import wrong
+from pipeline.backends.tensorrt_llm.rules.faults import wrong
 from pipeline.config.faults import Fault, raise_faults
 from pipeline.config.hardware import Hardware
 from pipeline.config.schema import ProfileConfig, ResolvedConfig

@@ -8,7 +8,7 @@ from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
 from pipeline.backends.tensorrt_llm.release_data import container_status
 from pipeline.backends.tensorrt_llm.resource_estimate import gpu_need, kv_share, kv_tokens_of
-from pipeline.backends.tensorrt_llm.rules.problem import parameter, setting, wrong
+from pipeline.backends.tensorrt_llm.rules.faults import parameter, setting, wrong
 from pipeline.config.faults import Fault
 
 _GIB = 1 << 30

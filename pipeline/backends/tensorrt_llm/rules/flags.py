@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.rules.problem import build_flag, faults_of_options, wrong
+from pipeline.backends.tensorrt_llm.rules.faults import build_flag, faults_of_options, wrong
 from pipeline.config.faults import Fault
 
 _DTYPES = ("float16", "bfloat16", "float32", "int32")

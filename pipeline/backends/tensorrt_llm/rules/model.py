@@ -13,7 +13,7 @@ from pipeline.backends.tensorrt_llm.conversion import (
     method_of,
     needs_of_script,
 )
-from pipeline.backends.tensorrt_llm.rules.problem import setting, wrong
+from pipeline.backends.tensorrt_llm.rules.faults import setting, wrong
 from pipeline.config.faults import Fault, did_you_mean, fault, one_of
 from pipeline.config.schema import GgufCheckpoint, LocalCheckpoint, ModelShape
 

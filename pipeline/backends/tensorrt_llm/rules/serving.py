@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.rules.problem import faults_of_options, parameter, setting, wrong
+from pipeline.backends.tensorrt_llm.rules.faults import faults_of_options, parameter, setting, wrong
 from pipeline.config.faults import Fault
 
 
