@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.decoding.request import SamplingParams
 from pipeline.decoding.session import Session
 from pipeline.decoding.tree import DraftTree
 from pipeline.triton_models.engine_binding import EngineBinding
@@ -23,26 +24,20 @@ def call_tensors(
     """Input tensors of a call to `tensorrt_llm`: the context as the prompt, and the step's drafts. A streamed call asks
     for a response per step, and for an end at the tokens of each stop word."""
     wanted, context, traits, streamed = request.generation, session.context, engine.traits, engine.is_streamed
-    params = wanted.sampling
     num_missing = max(0, wanted.min_new_tokens - len(session.output_ids))
+    # Triton needs about 20 us per tensor, so tensors with a neutral value are left out.
     tensors: dict[str, Array] = {
         "input_ids": context[None].astype(np.int32),
         "input_lengths": int_tensor(len(context)),
         "request_output_len": int_tensor(step.num_tokens),
         "exclude_input_in_output": np.asarray([[True]]),
         "return_perf_metrics": np.asarray([[True]]),
-        "temperature": float_tensor(1.0 if params.greedy else params.temperature),
-        "runtime_top_k": int_tensor(1 if params.greedy else params.top_k),
-        "seed": np.asarray([[_seed(params.seed, call_number, traits.keyed_noise)]], np.uint64),
+        "seed": np.asarray([[_seed(wanted.sampling.seed, call_number, traits.keyed_noise)]], np.uint64),
+        **_sampling_tensors(wanted.sampling),
     }
-    # Triton needs about 20 us per tensor, so tensors with a neutral value are left out.
     if num_missing:
         tensors["min_tokens"] = int_tensor(min(num_missing, step.num_tokens))
-    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    tensors |= {name: float_tensor(value) for name in neutral if (value := getattr(params, name)) != neutral[name]}
-    if not params.greedy:
-        tensors["runtime_top_p"] = float_tensor(params.top_p)
-    bad_words = params.bad_words
+    bad_words = wanted.sampling.bad_words
     if request.end_id is not None:
         tensors["end_id"] = int_tensor(request.end_id)
     if late := late_ids(request, len(session.output_ids)):
@@ -56,8 +51,6 @@ def call_tensors(
         tensors["stop_words_list"] = pack_word_list(stops)[None]
     if bad_words:
         tensors["bad_words_list"] = pack_word_list(bad_words)[None]
-    if params.embedding_bias is not None:
-        tensors["embedding_bias"] = params.embedding_bias[None]
     if len(step.tree):
         tensors["draft_input_ids"] = step.tree.token_ids[None]
     if engine.lookahead is not None:
@@ -98,6 +91,20 @@ def _end_tokens(request: TextRequest) -> list[tuple[int, ...]]:
     generation = request.generation
     others = ((token,) for token in sorted(generation.end_ids) if token != request.end_id)
     return [*others, *generation.stop_sequences]
+
+
+def _sampling_tensors(params: SamplingParams) -> dict[str, Array]:
+    tensors: dict[str, Array] = {
+        "temperature": float_tensor(1.0 if params.greedy else params.temperature),
+        "runtime_top_k": int_tensor(1 if params.greedy else params.top_k),
+    }
+    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    tensors |= {name: float_tensor(value) for name in neutral if (value := getattr(params, name)) != neutral[name]}
+    if not params.greedy:
+        tensors["runtime_top_p"] = float_tensor(params.top_p)
+    if params.embedding_bias is not None:
+        tensors["embedding_bias"] = params.embedding_bias[None]
+    return tensors
 
 
 def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> dict[str, Array]:
