@@ -78,7 +78,7 @@ def checks(options: CheckOptions, folders: Folders, note: Note) -> Iterator[tupl
 
     yield "exactness", lambda: exactness(options.device, folders, note)
     for shape in options.shapes:
-        yield f"curve {shape}", lambda shape=shape: _curve(shape, options.device, curves)  # type: ignore[misc]
+        yield f"curve {shape}", lambda shape=shape: curve(shape, options.device, curves)  # type: ignore[misc]
     yield "reference", lambda: reference(model(), options, folders)
     yield "drafts", lambda: drafts(model(), options)
     yield "lookahead", lambda: lookahead_sizes(model(), options, curves)
@@ -99,6 +99,9 @@ def run_checks(
         except Exception as error:
             result |= {"passed": False, "error": f"{type(error).__name__}: {error}"}
         result["seconds"] = round(time.perf_counter() - started, 1)
+        gc.collect()  # frees the memory of a model for the next one
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
         results.append(result)
         note(f"  {'passed' if result['passed'] else 'FAILED: ' + result['error']} ({result['seconds']} s)")
         on_result(results)
@@ -127,15 +130,15 @@ def exactness(device: Device, folders: Folders, note: Note) -> Values:
     }
 
 
-def curve(shape: str, device: Device) -> tuple[Values, CostCurve]:
-    """Compare pass times of a random-weight model with the time to read its weights once."""
+def curve(shape: str, device: Device, curves: dict[str, CostCurve]) -> Values:
+    """Compare pass times of a random-weight model with the time to read its weights once, and add them to `curves`."""
     config = SHAPES[shape]()
     model = random_model(config, device, torch.float32 if device == "cpu" else torch.bfloat16)
     num_bytes = bytes_read(model)
     engine = engine_over(model, replace(_LIMITS, vocab_size=config.vocab_size), num_slots=_LIMITS.max_batch_size)
     floor = num_bytes / bandwidth(device)
     points = measure_curve(engine, GRID)
-    found = CostCurve(tuple(points))
+    curves[shape] = CostCurve(tuple(points))
     rows = [_curve_row(point, points, floor) for point in points]
     summary = {
         "weight_gb": num_bytes / 1e9,
@@ -143,7 +146,7 @@ def curve(shape: str, device: Device) -> tuple[Values, CostCurve]:
         "first_pass_over_floor": rows[0]["ms"] / (floor * 1e3),
         "critical_decoding_length": critical_decoding_length(points),
     }
-    return {"summary": summary, "points": rows}, found
+    return {"summary": summary, "points": rows}
 
 
 def reference(opened: InProcess, options: CheckOptions, folders: Folders) -> Values:
@@ -200,16 +203,6 @@ def lookahead_sizes(opened: InProcess, options: CheckOptions, curves: Mapping[st
             entry[f"speedup at {shape}"] = row.acceptance_length / _cost_ratio(costs, _draft_len(each) + 1)
         table.append(entry)
     return {"table": table, "left_out": len(LOOKAHEADS) - len(chosen)}
-
-
-def _curve(shape: str, device: Device, curves: dict[str, CostCurve]) -> Values:
-    try:
-        result, curves[shape] = curve(shape, device)
-    finally:  # free the memory for the next shape
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
-    return result
 
 
 def _curve_row(point: CostPoint, points: Sequence[CostPoint], floor: float) -> Values:
