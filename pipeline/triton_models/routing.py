@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pipeline.config.rules import LOOKAHEAD_OFF
 from pipeline.config.schema import LookaheadConfig
-from pipeline.decoding.grammar.guide import TENSORRT_LLM_KINDS
+from pipeline.decoding.grammar.guide import TENSORRT_LLM_KINDS, Guide
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.strategy import STRATEGIES
 from pipeline.engine.traits import TargetTraits
@@ -46,7 +46,7 @@ def route_of(models: Sequence[TargetTraits], request: TextRequest) -> Route:
         return Route(0, "hybrid" if strategy == "auto" else strategy, request.lookahead)
     _require_no_logits(request)
     if request.generation.guide is not None:
-        return _guided_route(models, request, strategy)
+        return _guided_route(models, request.generation.guide, strategy)
     if request.generation.sampling.prompt_ignore_length:
         raise RequestError("prompt_ignore_length was sent; TensorRT-LLM has no such tensor, so leave it out")
     if strategy == "auto":
@@ -70,7 +70,7 @@ def _choose(strategies: Sequence[str], request: TextRequest) -> str:
     return "trie" if "trie" in strategies else "none"
 
 
-def _guided_route(models: Sequence[TargetTraits], request: TextRequest, strategy: str) -> Route:
+def _guided_route(models: Sequence[TargetTraits], guide: Guide, strategy: str) -> Route:
     """Requests with a grammar go to a TensorRT-LLM engine without speculation and with guided decoding."""
     model = next((index for index, traits in enumerate(models) if traits.guided), None)
     if model is None or strategy not in ("auto", "none"):
@@ -78,10 +78,9 @@ def _guided_route(models: Sequence[TargetTraits], request: TextRequest, strategy
             "guided_decoding_guide was sent; TensorRT-LLM 1.2 applies grammars in plain decoding only: serve without "
             "speculation and with guided_decoding_backend xgrammar, or use the torch engine"
         )
-    kind = request.generation.guide.kind if request.generation.guide else ""
-    if kind not in TENSORRT_LLM_KINDS:
+    if guide.kind not in TENSORRT_LLM_KINDS:
         raise RequestError(
-            f"the guide type is {kind!r}; TensorRT-LLM has {', '.join(TENSORRT_LLM_KINDS)}; send one of these"
+            f"the guide type is {guide.kind!r}; TensorRT-LLM has {', '.join(TENSORRT_LLM_KINDS)}; send one of these"
         )
     return Route(model, "none", None)
 

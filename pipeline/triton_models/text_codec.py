@@ -63,13 +63,13 @@ class TextCodec:
     def embedding_bias(self, words: Sequence[str], weights: Sequence[float]) -> FloatArray | None:
         """[vocab] bias that adds each word's weight to all of its tokens; None without words. Raises RequestError if
         the numbers of words and weights differ, a weight is not finite, or a word has a token that the model lacks."""
+        if not words:
+            return None
         if len(words) != len(weights):
             raise RequestError(
                 f"embedding_bias_words has {len(words)} words, embedding_bias_weights {len(weights)} weights; send one "
                 "weight per word"
             )
-        if not words:
-            return None
         for weight in weights:
             if not is_finite(weight):
                 raise RequestError(f"embedding_bias_weights holds {weight}; they must be finite numbers of 32 bits")

@@ -115,7 +115,7 @@ def text_request(
             sampling=sampling_of(
                 tensors,
                 bad_words=codec.encode_words(bad_words),
-                embedding_bias=_with_logit_bias(codec, tensors, codec.embedding_bias(words, weights if words else [])),
+                embedding_bias=_with_logit_bias(codec, tensors, codec.embedding_bias(words, weights)),
             ),
             namespace=_namespace(tensors),
             num_resumed_tokens=num_resumed_tokens,

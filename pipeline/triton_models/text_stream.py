@@ -39,7 +39,7 @@ class TextStream:
         self._ids.append(token_id)
         if self._in_byte_run():
             return ""
-        new = self._decoded(len(self._ids))
+        new = self._decoded()
         if new.endswith(_REPLACEMENT):
             return ""
         return self._show(new)
@@ -53,7 +53,7 @@ class TextStream:
         """Return the text held back, after the last token."""
         if self.stopped:
             return ""
-        text = self._show(self._decoded(len(self._ids)))
+        text = self._show(self._decoded())
         rest, self._held = self._held, ""
         return text + ("" if self.stopped else rest)
 
@@ -61,9 +61,10 @@ class TextStream:
         token = self._codec.tokenizer.convert_ids_to_tokens(self._ids[-1])
         return isinstance(token, str) and _BYTE_TOKEN.fullmatch(token) is not None
 
-    def _decoded(self, end: int) -> str:
+    def _decoded(self) -> str:
+        """Text of the tokens that have not been decoded."""
         before = self._codec.decode(self._ids[self._context : self._shown])
-        whole = self._codec.decode(self._ids[self._context : end])
+        whole = self._codec.decode(self._ids[self._context :])
         return whole[len(before) :]
 
     def _show(self, new: str) -> str:

@@ -30,7 +30,7 @@ def preprocess(codec: TextCodec, tensors: Tensors, add_special_tokens: bool) -> 
     end_id, pad_id = integer(tensors, "END_ID"), integer(tensors, "PAD_ID")
     words = texts(tensors, "EMBEDDING_BIAS_WORDS")
     weights = tensors.get("EMBEDDING_BIAS_WEIGHTS", np.empty(0, np.float32)).reshape(-1).tolist()
-    bias = codec.embedding_bias(words, weights if words else [])
+    bias = codec.embedding_bias(words, weights)
     bad, stop = (codec.encode_words(texts(tensors, name)) for name in ("BAD_WORDS_DICT", "STOP_WORDS_DICT"))
     return {
         "INPUT_ID": ids[None],
