@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
@@ -41,7 +41,6 @@ _POOL = "pool"
 _KINDS = {_POOL if kind == "window" else kind: kind for kind, row in SOURCE_ROWS.items() if row.replayable}
 SOURCES = tuple(_KINDS)
 UNBOUNDED = 1 << 30
-_WARM_UP_TOKENS = 3
 HYBRID = tuple(sorted(kinds_for("hybrid", _KINDS.values())))
 
 
@@ -131,9 +130,6 @@ def replay(
     config = trie or TrieDraftConfig(branch_length=branch_length)
     create = partial(_drafter, names, vocab_size, config, branch_length, first_rows)
     known = [_Known(row, None if targets is None else targets[index]) for index, row in enumerate(rows)]
-    # The first proposal of a process takes milliseconds more than others, to load compiled code.
-    opening = replace(rows[0], output_ids=rows[0].output_ids[:_WARM_UP_TOKENS])
-    _replay_one(create(), _Known(opening, None), DraftBudget(budgets[0], max_draft_len or branch_length))
     results: list[ReplayResult] = []
     for budget in budgets:
         for regime in regimes:

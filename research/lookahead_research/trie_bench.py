@@ -18,6 +18,7 @@ from lookahead_research.trie_peers import PromptLookup
 from pipeline.decoding.tree import DraftTree, IntArray, agreeing_path
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.estimator import Estimator
+from pipeline.decoding.warm_up import warm_up
 from pipeline.errors import UserError
 
 SEQUENCE_LEN = 1024
@@ -123,7 +124,7 @@ def bench_trie(
     queries."""
     held_out = [text for text in sequences[::100] if len(text) > 2]
     inserted = [sequence for index, sequence in enumerate(sequences) if index % 100] or held_out
-    _compile(branch_length)
+    warm_up()
     before = psutil.Process().memory_info().rss
     trie = Trie(branch_length, max_bytes)
     timers = {"": _InsertTimer(trie.insert)} | {name: _InsertTimer(peer.insert) for name, peer in (peers or {}).items()}
@@ -210,13 +211,3 @@ def _measure_retrieval(
         "retrieval_us_mean": float(np.mean(times)),
         "retrieval_us_max": float(np.max(times)),
     } | {f"retrieval_us_p{share}": float(np.percentile(times, share)) for share in (50, 90, 99)}
-
-
-def _compile(branch_length: int) -> None:
-    """Load or compile the kernels before the measurement."""
-    trie, own = Trie(branch_length), Trie(branch_length)
-    text = np.arange(50, dtype=np.int32) % 7
-    trie.insert(text)
-    estimator = Estimator(branch_length)
-    estimator.grow(own, trie, "", text[:9], 8, 4)
-    estimator.learn(own, trie, "", text[:9], text[9:11])

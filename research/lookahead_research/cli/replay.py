@@ -56,6 +56,7 @@ def replay(
     from lookahead_research.replay import source_parts
     from pipeline.bench.report.results import require_writable, save_rows
     from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS
+    from pipeline.decoding.warm_up import warm_up
 
     budgets = numbers("--budget", budget, MOST_DRAFT_TOKENS)
     regimes = words("--regime", regime)
@@ -68,6 +69,7 @@ def replay(
     rows = load_replay_rows(outputs)[:limit]
     recorded, first_rows = (None, NO_FIRST_ROWS) if rows_path is None else load_rows(rows_path, [r.text for r in rows])
     results: list[ReplayResult] = []
+    warm_up()  # loads compiled code, for which the first proposal would take milliseconds more than others
     with output.progress() as bar:
         for name in sources:
             task = bar.add_task(f"replay {name}", total=len(rows) * len(budgets) * len(regimes))

@@ -12,11 +12,10 @@ import pytest
 from lookahead_research.known_outputs import ReplayRow, load_replay_rows
 from lookahead_research.replay import replay, source_parts
 
-from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.prompt import PromptSource
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain
+from pipeline.decoding.tree import DraftTree, IntArray, chain
 from pipeline.errors import UserError
 
 PERIOD = [5, 6, 7, 8]
@@ -34,26 +33,6 @@ def write(path: Path, values: list[Any]) -> Path:
 def steps(rows: list[ReplayRow], source: str, regime: str, budget: int = 8, task: str = "all") -> int:
     results = replay(rows, source, [budget], [regime])
     return next(result.steps for result in results if result.task == task)
-
-
-def test_the_first_proposal_of_a_process_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    import lookahead_research.replay as module
-
-    calls = iter([100.0])
-
-    class Slow:
-        """A drafter whose first proposal loads code, by a clock that only it advances."""
-
-        now = 0.0
-
-        def propose(self, *arguments: Any) -> DraftTree:
-            Slow.now += next(calls, 0.001)
-            return EMPTY_TREE
-
-    monkeypatch.setattr(Drafter, "propose", Slow.propose)
-    monkeypatch.setattr(module.time, "perf_counter", lambda: Slow.now)
-    (result, *_) = replay([row([1, 2], [3, 4, 5, 6])], "trie", [8], ["cold"])
-    assert result.retrieval_us_p99 == pytest.approx(1000)
 
 
 def test_an_unpredictable_output_takes_a_step_per_token() -> None:
@@ -141,7 +120,7 @@ def test_a_prewarmed_source_has_served_the_other_rows_whole(monkeypatch: pytest.
     monkeypatch.setattr(PromptSource, "update", update)
     texts = [[1, 2, 3, 4, 5], [6, 7, 8]]
     replay([row(text[:2], text[2:]) for text in texts], "prompt", [8], ["prewarmed"])
-    assert seen[1:] == [texts[1], texts[0], texts[0], texts[1]]  # the first is the warm-up
+    assert seen == [texts[1], texts[0], texts[0], texts[1]]
 
 
 def test_drafts_are_asked_for_as_if_the_end_were_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +133,7 @@ def test_drafts_are_asked_for_as_if_the_end_were_not_known(monkeypatch: pytest.M
     monkeypatch.setattr(PromptSource, "propose", propose)
     # Prefill 9; then 3 3 and 8; then only 3, which ends the output and was the first of two draft tokens.
     (result, _) = replay([row([1], [9, 3, 3, 8, 3])], "prompt", [2], ["cold"], max_draft_len=2)
-    assert asked[1:] == [DraftBudget(2, 2)] * 2  # the first is the warm-up
+    assert asked == [DraftBudget(2, 2)] * 2
     assert (result.tokens, result.steps, result.draft_tokens_per_step) == (5, 3, 2.0)
 
 

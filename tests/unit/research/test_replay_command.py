@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from lookahead_research.known_outputs import load_replay_rows, require_vocabulary
 
+from pipeline.decoding import warm_up
+from pipeline.decoding.drafting.drafter import Drafter
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import DraftTree, IntArray
 from pipeline.errors import UserError
 from tests.command_line import exit_code
 
@@ -44,6 +48,21 @@ def test_replay_writes_a_row_per_source_budget_regime_and_task(
     ]
     assert all(row["tokens"] == 24 for row in rows)
     assert "trie+pool" in capsys.readouterr().out
+
+
+def test_replay_compiles_before_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    propose = Drafter.propose
+
+    def recorded(self: Drafter, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+        events.append("propose")
+        return propose(self, request_id, context, budget)
+
+    monkeypatch.setattr(warm_up, "warm_up", lambda: events.append("warm-up"))
+    monkeypatch.setattr(Drafter, "propose", recorded)
+    assert exit_code("research", "replay", "--outputs", str(outputs(tmp_path)), "--source", "prompt") == 0
+    assert events[0] == "warm-up"
+    assert set(events[1:]) == {"propose"}
 
 
 @pytest.mark.parametrize(
