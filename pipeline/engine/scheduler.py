@@ -186,9 +186,10 @@ class Scheduler:
     def _wait_for_work(self) -> None:
         with self._changed:
             # The end of a hold sends no notification, so the wait has a timeout.
-            self._changed.wait_for(self._is_wanted, timeout=HOLD_S if self._queue.holds_slots else None)
+            self._changed.wait_for(self._has_work, timeout=HOLD_S if self._queue.holds_slots else None)
 
-    def _is_wanted(self) -> bool:
+    def _has_work(self) -> bool:
+        """Whether the next step does something, or the loop ends."""
         queue = self._queue
         return bool(
             self._running

@@ -131,6 +131,7 @@ def _attend(
         return
     last_key = tl.minimum(num_keys, first_key + part_size)
 
+    # Queries of the tile: the query heads of this key head follow each other.
     offsets, lanes = tl.arange(0, ROWS), tl.arange(0, LANES)
     row = begin + offsets // GROUP
     is_row = offsets < num_rows * GROUP
@@ -142,6 +143,7 @@ def _attend(
     order = tl.load(rows + row * _FIELDS + _FIRST, mask=is_row, other=0)
     position = tl.load(rows + row * _FIELDS + _POSITION, mask=is_row, other=0)
 
+    # Softmax over the keys of this part, with a running maximum and sum.
     slot = tl.load(rows + begin * _FIELDS + _SLOT).to(tl.int64)
     slot_head = slot * slot_stride + head * head_stride
     best = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -173,6 +175,7 @@ def _attend(
         result = result * keep[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
         best = new_best
 
+    # The attention itself, or what `_join` needs of this part.
     if PARTS == 1:
         target = partial + (row * num_heads + query_head)[:, None] * DIM + lanes[None, :]
         tl.store(target, (result / total[:, None]).to(partial.dtype.element_ty), mask=in_query)
