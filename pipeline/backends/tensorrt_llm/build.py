@@ -35,7 +35,22 @@ _WHERE = {
 
 def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
     """Main facts of a build, one line of text each. Raises ConfigError with all faults."""
-    return summary(plan_for(resolved))
+    whole = plan_for(resolved)
+    estimate = whole.estimate
+    return {
+        "speculation": whole.speculation,
+        "runs on": _WHERE[whole.where],
+        "container": f"{whole.image} (TensorRT-LLM {whole.version})",
+        "ranks": str(whole.world_size),
+        "conversion": f"{whole.conversion.method} -> {whole.conversion.output}",
+        **{f"engine {stage.instance.triton_model}": _engine_line(stage) for stage in whole.engines},
+        "disk": f"about {gigabytes(estimate.disk_bytes)}",
+        "host memory": f"about {gigabytes(estimate.host_bytes)}",
+        "GPU memory": (
+            f"about {gigabytes(estimate.gpu.minimum_bytes)} per GPU with one sequence per engine; room for "
+            f"{estimate.kv_tokens} KV tokens"
+        ),
+    }
 
 
 def full_plan(resolved: ResolvedConfig, folders: Folders) -> tuple[str, Mapping[str, Any]]:
@@ -103,25 +118,6 @@ def execute(
     for stage in whole.engines:
         run_build(whole, stage, note, run)
         share_folder(stage.output, engine_dir(folder / ENGINE, stage.instance, len(whole.engines)))
-
-
-def summary(plan: Plan) -> dict[str, str]:
-    """Main facts of a plan, one line each."""
-    estimate = plan.estimate
-    return {
-        "speculation": plan.speculation,
-        "runs on": _WHERE[plan.where],
-        "container": f"{plan.image} (TensorRT-LLM {plan.version})",
-        "ranks": str(plan.world_size),
-        "conversion": f"{plan.conversion.method} -> {plan.conversion.output}",
-        **{f"engine {stage.instance.triton_model}": _engine_line(stage) for stage in plan.engines},
-        "disk": f"about {gigabytes(estimate.disk_bytes)}",
-        "host memory": f"about {gigabytes(estimate.host_bytes)}",
-        "GPU memory": (
-            f"about {gigabytes(estimate.gpu.minimum_bytes)} per GPU with one sequence per engine; room for "
-            f"{estimate.kv_tokens} KV tokens"
-        ),
-    }
 
 
 def full_text(plan: Plan, serving: Sequence[str]) -> str:
