@@ -136,7 +136,10 @@ def run_bench(
     meter = LoadMeter() if plan.url is None else None  # a server counts as another program
     in_process: list[SchedulerContender] = []
     if plan.url is None:
-        points = _cost_curve(artifact, note) if plan.cost_curve else []
+        if plan.cost_curve:
+            stored = measure_cost_curve(artifact, note)
+            note(f"cost curve: {cost_curve_path(artifact)}, {stored.to_text()}")
+            points = [*stored.points]
         opened = open_in_process(artifact)
         in_process = [opened.contender(strategy) for strategy in plan.strategies]
     if rows:
@@ -200,15 +203,3 @@ def _baselines(artifact: Artifact, plan: BenchPlan) -> list[Contender]:
         ),
         *load_llama_cpp(llama_cpp, resolved.model, folders().cache, max_seq_len, num_threads(profile.server.replicas)),
     ]
-
-
-def _cost_curve(artifact: Artifact, note: Note) -> list[CostPoint]:
-    def note_point(point: CostPoint) -> None:
-        note(
-            f"pass of {point.num_tokens} tokens, {point.batch_size} sequences, context {point.context_len}: "
-            f"{1000 * point.seconds:.1f} ms"
-        )
-
-    stored = measure_cost_curve(artifact, on_point=note_point)
-    note(f"cost curve: {cost_curve_path(artifact)}, {stored.to_text()}")
-    return list(stored.points)

@@ -42,7 +42,7 @@ def tune(
     from pipeline.bench.tune import tune as measure_candidates
     from pipeline.engine.build import build_engine
     from pipeline.tuning.cost_curve import critical_decoding_length
-    from pipeline.tuning.planned_engine import MEASURING, measure_cost_curve, noted
+    from pipeline.tuning.planned_engine import measure_cost_curve
 
     rows = load_workload(data or DEFAULT_PROMPTS, limit)
     chosen = candidates(resolved)
@@ -53,8 +53,7 @@ def tune(
             max_new_tokens=max_new_tokens, end_ids=codec.end_ids, warmth="warm", raw=not resolved.model.chat_template
         )
         check_lengths(codec, rows, resolved.profile.engine.max_seq_len - 1, options)
-        note(MEASURING)
-        stored = measure_cost_curve(artifact, noted(note))
+        stored = measure_cost_curve(artifact, note)
     output.note(f"cost curve: {stored.to_text()}")
     critical_len = critical_decoding_length(stored.curve.points)
     opened = open_in_process(artifact)

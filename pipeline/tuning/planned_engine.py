@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,6 @@ from pipeline.engine.machine_load import LoadMeter, machine_load
 from pipeline.errors import BuildError
 from pipeline.tuning.cost_curve import CostGrid, grid_for, measure
 
-OnPoint = Callable[[CostPoint], None]
 # Time limit of the measurement during a build, without the last pass and the loading of the engine.
 MAX_SECONDS = 12.0
 # Maximum sequence length during a measurement: the longest context of a grid and the tokens that its passes append.
@@ -63,8 +62,8 @@ def planned_engine(
         with _measured(artifact, grid, grid.batch_sizes if wants_curve else [1]) as engine:
             if known is not None:
                 _compute_and_save_rows(artifact, engine, known, note)
-            if wants_curve:
-                _measure_coarse_curve(artifact, engine, grid, note)
+            if wants_curve:  # coarse; `lookahead bench --cost-curve` replaces it by a finer one
+                _measure_and_save(artifact, engine, grid, MAX_SECONDS, note)
     return result
 
 
@@ -112,15 +111,19 @@ def stored_cost_curve(artifact: Artifact) -> CostCurveFile | None:
     return load_cost_curve(artifact) if plans_by_cost(artifact.resolved) else None
 
 
-def _measure_coarse_curve(artifact: Artifact, engine: Engine, grid: CostGrid, note: Note) -> None:
-    """Measure a coarse curve within `MAX_SECONDS` and store it. `lookahead bench --cost-curve` replaces it by a finer
-    one."""
-    note(MEASURING)
-    _measure_and_save(artifact, engine, grid, MAX_SECONDS, noted(note))
+def measure_cost_curve(artifact: Artifact, note: Note) -> CostCurveFile:
+    """Measure the passes of an artifact on a fine grid and store the curve, with the load of the machine. The limits of
+    its profile do not apply, so that the curve is valid for all profiles."""
+    note(LOADING)
+    grid = grid_for(artifact.resolved.device, fine=True)
+    with _measured(artifact, grid, grid.batch_sizes) as engine:
+        return _measure_and_save(artifact, engine, grid, math.inf, note)
 
 
-def noted(note: Note) -> OnPoint:
-    """A callback that notes each batch size whose passes are being measured."""
+def _measure_and_save(
+    artifact: Artifact, engine: Engine, grid: CostGrid, max_seconds: float, note: Note
+) -> CostCurveFile:
+    """Measure a grid and store its curve. Notes each batch size whose passes are being measured."""
     done: set[int] = set()
 
     def on_point(point: CostPoint) -> None:
@@ -128,20 +131,7 @@ def noted(note: Note) -> OnPoint:
             done.add(point.batch_size)
             note(f"{MEASURING}: passes of {point.batch_size} sequence{'s' if point.batch_size > 1 else ''} done")
 
-    return on_point
-
-
-def measure_cost_curve(artifact: Artifact, on_point: OnPoint = lambda point: None) -> CostCurveFile:
-    """Measure the passes of an artifact on a fine grid and store the curve, with the load of the machine. The limits of
-    its profile do not apply, so that the curve is valid for all profiles."""
-    grid = grid_for(artifact.resolved.device, fine=True)
-    with _measured(artifact, grid, grid.batch_sizes) as engine:
-        return _measure_and_save(artifact, engine, grid, math.inf, on_point)
-
-
-def _measure_and_save(
-    artifact: Artifact, engine: Engine, grid: CostGrid, max_seconds: float, on_point: OnPoint
-) -> CostCurveFile:
+    note(MEASURING)
     meter = LoadMeter()
     points = measure(engine, grid, max_seconds=max_seconds, on_point=on_point)
     return save_cost_curve(artifact, tuple(points), meter.read())
