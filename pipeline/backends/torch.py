@@ -50,6 +50,7 @@ class TorchBackend(InProcessBackend):
     plan = staticmethod(build.plan)
     fingerprint = staticmethod(build.fingerprint)
     files_digest = staticmethod(build.files_digest)
+    token_entries = staticmethod(build.token_entries)
     require_resources = staticmethod(build.require_resources)
     write_engine = staticmethod(build.write_engine)
 

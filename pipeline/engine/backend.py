@@ -16,7 +16,7 @@ from pipeline.config.folders import Folders
 from pipeline.config.registry import BackendSettings, load_backend
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.command import MakeCommand, StartCommand
-from pipeline.engine.fingerprint import Fingerprint
+from pipeline.engine.fingerprint import Fingerprint, Flag
 from pipeline.engine.traits import TargetTraits
 
 if TYPE_CHECKING:
@@ -94,6 +94,11 @@ class Backend(BackendSettings, Protocol):
     def files_digest(self, fingerprint: Fingerprint) -> str:
         """Hash of all settings that the engine's files depend on. Profiles with the same hash share the files."""
         return fingerprint.digest
+
+    def token_entries(self, fingerprint: Fingerprint) -> dict[str, Flag]:
+        """Entries of a fingerprint, and facts of this machine, that the tokens of an output depend on. Machines of a
+        fleet must agree in them."""
+        return fingerprint.entries()
 
     def runtime(self, resolved: ResolvedConfig) -> Runtime:
         """Libraries and device that an engine would run on here. Raises BuildError if they are missing."""

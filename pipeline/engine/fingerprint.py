@@ -10,7 +10,7 @@ import json
 import platform
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -62,14 +62,19 @@ class Fingerprint(Frozen):
 
     def differences(self, other: Fingerprint) -> Iterator[str]:
         """Yield one phrase per differing entry: "transformers 5.17.0 instead of 5.23.0"."""
-        mine, others = self._entries(), other._entries()
-        for name in sorted(mine.keys() | others.keys()):
-            if mine.get(name) != others.get(name):
-                yield f"{name} {mine.get(name, 'unset')} instead of {others.get(name, 'unset')}"
+        yield from differences(self.entries(), other.entries())
 
-    def _entries(self) -> dict[str, Flag]:
+    def entries(self) -> dict[str, Flag]:
+        """All fields, libraries and flags in one dict."""
         plain = self.model_dump(mode="json", exclude={"libraries", "flags"})
         return {**plain, **self.libraries, **self.flags}
+
+
+def differences(mine: Mapping[str, Flag], others: Mapping[str, Flag]) -> Iterator[str]:
+    """Yield one phrase per differing entry: "transformers 5.17.0 instead of 5.23.0"."""
+    for name in sorted(mine.keys() | others.keys()):
+        if mine.get(name) != others.get(name):
+            yield f"{name} {mine.get(name, 'unset')} instead of {others.get(name, 'unset')}"
 
 
 def library_versions(backend: str, names: Sequence[str]) -> dict[str, str]:

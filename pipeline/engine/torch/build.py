@@ -15,7 +15,7 @@ from pipeline.checkpoint.model_config import check_positions, read_config
 from pipeline.config.schema import Dtype, ResolvedConfig
 from pipeline.engine.artifact import ENGINE, TOKENIZER
 from pipeline.engine.backend import Note
-from pipeline.engine.fingerprint import Fingerprint, Flag, device_architecture, digest_of, library_versions
+from pipeline.engine.fingerprint import Fingerprint, Flag, cpu_name, device_architecture, digest_of, library_versions
 from pipeline.engine.memory import available_bytes, require_memory
 from pipeline.engine.torch.lean.plan import lean_kind
 from pipeline.errors import BuildError
@@ -86,6 +86,19 @@ def files_digest(fingerprint: Fingerprint) -> str:
     names = ("format", "checkpoint", "architecture", "backend", "libraries", "dtype")
     form = {name: fingerprint.flags.get(name) for name in ("engine.quantization", "pass")}
     return digest_of({**{name: getattr(fingerprint, name) for name in names}, **form})
+
+
+def token_entries(fingerprint: Fingerprint) -> dict[str, Flag]:
+    """Entries that the tokens of an output depend on; sizes and drafts are not among them."""
+    fields = ("checkpoint", "architecture", "backend", "device", "dtype")
+    flags = ("engine.quantization", "engine.strict_tensorrt_llm", "pass")
+    found = fingerprint.entries()
+    entries = {name: found[name] for name in (*fields, *fingerprint.libraries, *flags)}
+    # Other passes on a CPU sum in an order that depends on its instructions.
+    has_same_bits = (found["pass"], found["dtype"]) == ("lean", "float32")
+    if fingerprint.device.startswith("cpu") and not has_same_bits:
+        entries["processor"] = cpu_name()
+    return entries
 
 
 def weight_bytes(resolved: ResolvedConfig) -> int:
