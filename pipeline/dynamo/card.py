@@ -15,9 +15,14 @@ _TOOLS_TEMPLATE = Path(__file__).with_name("hermes_tools.jinja")
 _MENTIONS_TOOLS = re.compile(r"\btools\b")
 
 
+def card_dir(artifact: Artifact, run_dir: Path) -> Path:
+    """Folder of an artifact's card in a run folder."""
+    return run_dir / CARD / artifact.resolved.model.name
+
+
 def write_card(artifact: Artifact, run_dir: Path) -> Path:
     """Write the card of an artifact into a subfolder of the run folder. Returns the subfolder."""
-    folder = run_dir / CARD / artifact.resolved.model.name
+    folder = card_dir(artifact, run_dir)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     configuration = artifact.engine_dir.glob("*config.json")

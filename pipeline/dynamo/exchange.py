@@ -19,7 +19,9 @@ import httpx
 from pydantic import ValidationError
 
 from pipeline.config.folders import Folders
+from pipeline.dynamo.card import card_dir
 from pipeline.dynamo.fleet import Fleet, start_fleet, stop_fleet
+from pipeline.dynamo.membership import compare_with_members, membership_of
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.files import write_whole
@@ -105,6 +107,9 @@ def _exchange(after: PreparedServer, folders: Folders, base: Path, note: Note) -
     with suppress(TimeoutError):
         _wait(lambda: _status(new_dir).num_running_earlier == 0, DRAIN_SECONDS)
     stop_fleet(old_dir, drain=True)
+    if (server := after.resolved.profile.server).openai:
+        own = membership_of(after.artifact, card_dir(after.artifact, new_dir))
+        compare_with_members(server, own, False, note)
     return fleet
 
 

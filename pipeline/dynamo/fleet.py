@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.card import write_card
+from pipeline.dynamo.membership import compare_with_members, membership_of
 from pipeline.dynamo.services import (
     DISCOVERY,
     FRONT_END,
@@ -118,7 +119,7 @@ def start_fleet(
     note: Note = lambda text: None,
 ) -> Fleet:
     """Start the processes that the server section of the config requires, and wait until all are ready. Raises
-    ServerError if one does not start.
+    ServerError if one does not start, or if the machine must not join the fleet.
 
     join: start no front end, because the one of another machine finds the workers. beside: use free ports and start no
     gateway, because the running gateway will switch to the new servers. detach: let the processes outlive this one once
@@ -130,13 +131,16 @@ def start_fleet(
         alone = launch(served, folders, run_dir, with_gateway=not beside, detach=detach, verbose=verbose, note=note)
         return Fleet([alone], [])
     require_dynamo()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    card = write_card(served.artifact, run_dir)
+    membership = membership_of(served.artifact, card)
+    if not beside:  # the old servers may have another engine
+        compare_with_members(server, membership, join, note)
     for attempt in range(ATTEMPTS):
         fleet = Fleet([], [])
         with ExitStack() as stack:
             stack.callback(fleet.stop)
-            run_dir.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(run_dir / DISCOVERY, ignore_errors=True)  # entries of killed servers
-            card = write_card(served.artifact, run_dir)
             for number in range(1, server.replicas + 1):
                 first = number == 1
                 running = launch(
@@ -154,12 +158,12 @@ def start_fleet(
             if server.gateway.enabled and not beside and len(states) > 1:
                 set_replicas(run_dir, states)
             numbers = range(1, server.replicas + 1)
-            workers = [worker_service(number, served.resolved, states, card, run_dir) for number in numbers]
+            workers = [worker_service(number, served.resolved, states, card, run_dir, membership) for number in numbers]
             for worker in workers:
                 _start(fleet, worker, run_dir)
             if not join:
                 host, port = LOOPBACK if server.gateway.enabled else server.host, fleet.servers[0].openai.front_end
-                _start(fleet, front_end_service(served.resolved, run_dir, host, port, workers), run_dir)
+                _start(fleet, front_end_service(served.resolved, run_dir, host, port, membership, workers), run_dir)
             try:
                 wait_until_ready(fleet.services, note)
             except ServerError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.config.folders import CODE
 from pipeline.config.schema import ModelConfig, ResolvedConfig, ServerConfig
 from pipeline.config.threads import NUM_THREADS
-from pipeline.dynamo.spec import DYNAMO_NAMESPACE, NAMESPACE, RPC_HOST, TRITON_KEYS, WorkerSpec
+from pipeline.dynamo.spec import DYNAMO_NAMESPACE, RPC_HOST, TRITON_KEYS, Membership, WorkerSpec
 from pipeline.engine.backend import backend_of
 from pipeline.errors import ServerError
 from pipeline.server.discovery import ETCD_LEASE_TTL, FILE_KV, has_other_machines, needed_urls
@@ -68,7 +68,12 @@ def check_tool_call_parser(model: ModelConfig) -> None:
 
 
 def worker_service(
-    number: int, resolved: ResolvedConfig, states: Sequence[ServerState], card_dir: Path, run_dir: Path
+    number: int,
+    resolved: ResolvedConfig,
+    states: Sequence[ServerState],
+    card_dir: Path,
+    run_dir: Path,
+    membership: Membership,
 ) -> Service:
     """Service of a worker. number: of its Triton server, counted from 1. states: all Triton servers of this machine in
     the order of their numbers. card_dir: see `write_card`."""
@@ -81,6 +86,7 @@ def worker_service(
         model=resolved.model.name,
         card_dir=str(card_dir),
         discovery=profile.server.discovery,
+        membership=membership,
         has_other_machines=has_other_machines(profile.server),
         max_seq_len=profile.engine.max_seq_len,
         max_batch_size=profile.engine.max_batch_size,
@@ -91,7 +97,7 @@ def worker_service(
         is_traced=profile.server.otlp_endpoint is not None,
     )
     ports = {"metrics": free_port(LOOPBACK)}
-    environment = _environment(profile.server, run_dir, WORKER)
+    environment = _environment(profile.server, run_dir, WORKER, membership)
     # Front ends load the model card from this address, also those of other machines.
     host = environment.get(RPC_HOST, "0.0.0.0")
     environment |= {
@@ -122,11 +128,17 @@ def _health_url(host: str, ports: Mapping[str, int]) -> str:
 
 
 def front_end_service(
-    resolved: ResolvedConfig, run_dir: Path, host: str, port: int, workers: Sequence[Service] = ()
+    resolved: ResolvedConfig,
+    run_dir: Path,
+    host: str,
+    port: int,
+    membership: Membership,
+    workers: Sequence[Service] = (),
 ) -> Service:
     """Service of the OpenAI front end, which is ready when it lists the model. host, port: address to listen on.
-    workers: those of this machine. While one of them serves requests, the front end must list the model."""
-    environment = _environment(resolved.profile.server, run_dir, FRONT_END)
+    membership: of the workers that get its requests. workers: those of this machine. While one of them serves requests,
+    the front end must list the model."""
+    environment = _environment(resolved.profile.server, run_dir, FRONT_END, membership)
     if has_other_machines(resolved.profile.server):
         environment.setdefault("DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS", f"{SILENCE_S:.0f}")
         environment[ETCD_LEASE_TTL] = f"{_FRONT_END_LEASE_S}"
@@ -171,13 +183,17 @@ def lists_model(url: str, model: str) -> bool:
 
 
 def _environment(
-    server: ServerConfig, run_dir: Path, part: str, environment: Mapping[str, str] = os.environ
+    server: ServerConfig, run_dir: Path, part: str, membership: Membership, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """Environment variables of a Dynamo process. part: its name in traces."""
     result = dict(environment)
     result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CODE), environment.get("PYTHONPATH", "")]))
     result["DYN_DISCOVERY_BACKEND"] = server.discovery
-    result.setdefault(DYNAMO_NAMESPACE, NAMESPACE)
+    # In Kubernetes the operator has one namespace for each version of a deployment's workers.
+    in_kubernetes = server.discovery == "kubernetes"
+    result[DYNAMO_NAMESPACE] = membership.fleet if in_kubernetes else membership.namespace
+    if not in_kubernetes:
+        result.pop("DYN_NAMESPACE_PREFIX", None)  # it would replace the namespace
     # At its default level Dynamo logs each request.
     result.setdefault("DYN_LOG", "warn")
     result[NUM_THREADS] = "1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from pipeline.config.schema import Frozen
+from pipeline.engine.fingerprint import Flag, digest_of
 
 # Dynamo's environment variable with the namespace within which workers and front ends find each other, and our default.
 # Dynamo's Kubernetes operator sets one for each deployment.
@@ -16,6 +17,25 @@ RPC_HOST = "DYN_TCP_RPC_HOST"
 TRITON_KEYS = "LOOKAHEAD_TRITON_KEYS"
 
 
+# Key of a worker's `Membership` in the runtime data of its model card.
+MEMBERSHIP = "lookahead"
+# Length of a digest in a name or a message.
+DIGITS = 12
+
+
+class Membership(Frozen):
+    """The fleet of a worker, and what the tokens of its outputs depend on. Requests move only between workers that
+    agree in both."""
+
+    fleet: str = Field(description="Value of DYN_NAMESPACE.")
+    engine: dict[str, Flag] = Field(description="See `membership_of`.")
+
+    @property
+    def namespace(self) -> str:
+        """Dynamo's namespace of the workers that agree, and of their front ends."""
+        return f"{self.fleet}-{digest_of(self.engine)[:DIGITS]}"
+
+
 class WorkerSpec(Frozen):
     """Options of the worker of one Triton server."""
 
@@ -25,6 +45,7 @@ class WorkerSpec(Frozen):
     model: str = Field(description="Model name in the OpenAI API.")
     card_dir: str = Field(description="Folder with the model's configuration, tokenizer and chat template.")
     discovery: str = Field("file", description="Value of `server.discovery`.")
+    membership: Membership = Field(description="Published in the model card.")
     has_other_machines: bool = Field(False, description="Whether workers of other machines can continue a request.")
     max_seq_len: int = Field(description="Limit of prompt and output of one sequence, in tokens.")
     max_batch_size: int = Field(description="Limit of sequences in a batch.")

@@ -15,7 +15,7 @@ FILE_KV = "DYN_FILE_KV"
 ETCD_ENDPOINTS, ETCD_LEASE_TTL = "ETCD_ENDPOINTS", "ETCD_LEASE_TTL"
 _DEFAULT_ENDPOINT = "http://localhost:2379"
 # Dynamo's default of ETCD_LEASE_TTL. The shared folder has the same time.
-_LEASE_S = 10.0
+LEASE_S = 10.0
 # Time for the front end to learn that a worker is not listed any more.
 _NEWS_S = 2.0
 _ANSWER_S = 3.0
@@ -33,7 +33,7 @@ def listed_s(server: ServerConfig, environment: Mapping[str, str] = os.environ) 
         return 0.0
     asked = environment.get(ETCD_LEASE_TTL, "") if server.discovery == "etcd" else ""
     # Dynamo uses its default for anything but digits; int() also reads "6_0" and " 60".
-    return (float(asked) if asked.isascii() and asked.isdecimal() else _LEASE_S) + _NEWS_S
+    return (float(asked) if asked.isascii() and asked.isdecimal() else LEASE_S) + _NEWS_S
 
 
 def etcd_urls(environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.config.folders import Folders
 from pipeline.dynamo.card import write_card
+from pipeline.dynamo.membership import membership_of
 from pipeline.dynamo.services import front_end_service, worker_service
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.http_app import HttpGateway
@@ -50,8 +51,9 @@ def test_a_fault_in_the_middle_ends_a_request_with_and_without_tools_alike(
         async with serving(tokens, failed("internal error: a bug")) as (triton, url):
             state = state_of({"grpc": url}, model=model)
             card = write_card(served.artifact, tmp_path)
-            front_end = front_end_service(served.resolved, tmp_path, LOOPBACK, free_port(LOOPBACK))
-            worker = worker_service(1, served.resolved, [state], card, tmp_path)
+            fleet = membership_of(served.artifact, card)
+            front_end = front_end_service(served.resolved, tmp_path, LOOPBACK, free_port(LOOPBACK), fleet)
+            worker = worker_service(1, served.resolved, [state], card, tmp_path, fleet)
             running = [start_service(service, tmp_path) for service in (worker, front_end)]
             try:
                 await asyncio.to_thread(wait_until_ready, running)

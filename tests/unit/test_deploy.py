@@ -18,6 +18,7 @@ from jsonschema import Draft202012Validator
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.services import front_end_service
+from pipeline.dynamo.spec import Membership
 from pipeline.gateway.connections import GRACE_S
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL
@@ -92,7 +93,7 @@ def test_the_pods_of_the_graph_deployment_run_without_rights():
 def test_the_front_end_of_the_graph_deployment_has_the_options_of_ours():
     (main, _) = FRONT["podTemplate"]["spec"]["containers"]
     resolved = resolve_config("tiny-random-llama", "latency", ("backend=torch", "server.discovery=kubernetes"))
-    service = front_end_service(resolved, Path("/run"), "127.0.0.1", 1)
+    service = front_end_service(resolved, Path("/run"), "127.0.0.1", 1, Membership(fleet="lookahead", engine={}))
     ours = service.argv
 
     assert main["command"] == ["python3", *ours[1:3]]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.dynamo.spec import WorkerSpec
+from pipeline.dynamo.spec import Membership, WorkerSpec
 
+FLEET = Membership(fleet="lookahead", engine={"dtype": "float32"})
 SPEC = WorkerSpec(
     triton_urls=("127.0.0.1:1",),
     entries_path="/entries",
     model="m",
+    membership=FLEET,
     card_dir="/card",
     max_seq_len=100,
     max_batch_size=4,

@@ -13,11 +13,12 @@ from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
 
 from pipeline.dynamo import engine
 from pipeline.dynamo.engine import TritonEngine
+from pipeline.dynamo.spec import MEMBERSHIP, Membership
 from pipeline.dynamo.triton_stream import TokenChunk
 from pipeline.errors import BusyError, EngineError, RequestError, ServerError
 from pipeline.server.discovery import ETCD_ENDPOINTS, FILE_KV
 from tests.patience import PATIENCE_S
-from tests.unit.dynamo.requests import SPEC, request
+from tests.unit.dynamo.requests import FLEET, SPEC, request
 from tests.unit.triton_stand_in import serving
 
 WITH_DATA = {"extra_args": {"nvext": {"extra_fields": ["engine_data"]}}}
@@ -166,6 +167,20 @@ def test_a_worker_lists_its_lease_of_etcd_for_its_guard(tmp_path, monkeypatch):
     assert (tmp_path / "entries").read_text() == "".join(
         f'{url}/v3/lease/revoke {{"ID": "7"}}\n' for url in ("http://a:1", "http://b:2")
     )
+
+
+def test_a_worker_publishes_its_membership(monkeypatch):
+    monkeypatch.delenv(FILE_KV, raising=False)
+
+    async def start() -> Any:
+        async with serving() as (_, url):
+            worker = TritonEngine(SPEC.model_copy(update={"triton_urls": (url,)}))
+            try:
+                return (await worker.start(1)).runtime_data
+            finally:
+                await worker.cleanup()
+
+    assert Membership.model_validate(asyncio.run(start())[MEMBERSHIP]) == FLEET
 
 
 def test_a_worker_starts_without_its_own_server_if_another_one_is_ready(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from pathlib import Path
 
@@ -16,13 +17,13 @@ from pipeline.dynamo import services
 from pipeline.dynamo.engine import _HEARTBEAT_S, TritonEngine
 from pipeline.dynamo.fleet import check_fleet, openai_url, without_openai
 from pipeline.dynamo.services import front_end_service, require_dynamo, worker_service
-from pipeline.dynamo.spec import DYNAMO_NAMESPACE, NAMESPACE, RPC_HOST, TRITON_KEYS, WorkerSpec
+from pipeline.dynamo.spec import DYNAMO_NAMESPACE, RPC_HOST, TRITON_KEYS, Membership, WorkerSpec
 from pipeline.errors import ConfigError, ServerError
 from pipeline.server.discovery import ETCD_ENDPOINTS, ETCD_LEASE_TTL, FILE_KV
 from pipeline.server.service import Service
 from pipeline.server.state import find_replicas, replica_dir
 from tests.server_states import STATE, state_of
-from tests.unit.dynamo.requests import SPEC
+from tests.unit.dynamo.requests import FLEET, SPEC
 
 
 def config(*overrides: str) -> ResolvedConfig:
@@ -32,7 +33,7 @@ def config(*overrides: str) -> ResolvedConfig:
 
 def test_a_worker_talks_to_triton_itself_and_its_key_is_no_argument(tmp_path):
     other = state_of({"grpc": "127.0.0.1:6", "key": "other"})
-    service = worker_service(2, config("engine.max_seq_len=512"), [other, STATE], tmp_path, tmp_path)
+    service = worker_service(2, config("engine.max_seq_len=512"), [other, STATE], tmp_path, tmp_path, FLEET)
 
     spec = WorkerSpec.model_validate_json(service.argv[-1])
     assert service.name == "worker-2"
@@ -46,9 +47,9 @@ def test_a_worker_talks_to_triton_itself_and_its_key_is_no_argument(tmp_path):
 
 def test_processes_of_one_machine_find_each_other_in_its_run_folder(tmp_path, monkeypatch):
     monkeypatch.delenv(FILE_KV, raising=False)
-    alone = front_end_service(config(), tmp_path, "127.0.0.1", 8080).environment
+    alone = front_end_service(config(), tmp_path, "127.0.0.1", 8080, FLEET).environment
     monkeypatch.setenv(FILE_KV, "/shared")
-    shared = front_end_service(config(), tmp_path, "127.0.0.1", 8080).environment
+    shared = front_end_service(config(), tmp_path, "127.0.0.1", 8080, FLEET).environment
 
     assert alone[FILE_KV] == str(tmp_path / "discovery")
     assert alone["DYN_TCP_RPC_HOST"] == "127.0.0.1"
@@ -63,14 +64,14 @@ def test_without_a_home_folder_dynamo_writes_to_the_run_folder(home, tmp_path, m
         monkeypatch.delenv("HOME", raising=False)
     else:
         monkeypatch.setenv("HOME", home)
-    assert front_end_service(config(), tmp_path, "127.0.0.1", 8080).environment["HOME"] == str(tmp_path)
+    assert front_end_service(config(), tmp_path, "127.0.0.1", 8080, FLEET).environment["HOME"] == str(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / ".."))
-    assert front_end_service(config(), tmp_path, "127.0.0.1", 8080).environment["HOME"] == str(tmp_path / "..")
+    assert front_end_service(config(), tmp_path, "127.0.0.1", 8080, FLEET).environment["HOME"] == str(tmp_path / "..")
 
 
 def test_a_fleet_over_etcd_listens_at_the_address_of_its_machine(tmp_path, monkeypatch):
     monkeypatch.delenv(RPC_HOST, raising=False)
-    environment = front_end_service(config("server.discovery=etcd"), tmp_path, "127.0.0.1", 8080).environment
+    environment = front_end_service(config("server.discovery=etcd"), tmp_path, "127.0.0.1", 8080, FLEET).environment
 
     assert environment["DYN_DISCOVERY_BACKEND"] == "etcd"
     assert float(environment["DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS"]) > 3 * _HEARTBEAT_S
@@ -83,8 +84,8 @@ def test_the_processes_of_a_fleet_over_etcd_wait_for_it_and_the_front_end_is_wat
     monkeypatch.setenv(RPC_HOST, "127.0.0.1")
 
     def services_of(*overrides: str) -> tuple[Service, Service]:
-        worker = worker_service(1, config(*overrides), [STATE], tmp_path, tmp_path)
-        return worker, front_end_service(config(*overrides), tmp_path, "127.0.0.1", 8080, [worker])
+        worker = worker_service(1, config(*overrides), [STATE], tmp_path, tmp_path, FLEET)
+        return worker, front_end_service(config(*overrides), tmp_path, "127.0.0.1", 8080, FLEET, [worker])
 
     etcd = ["http://one:1/health", "https://two:2/health"]
     for discovery, expected in (("etcd", etcd), ("file", [])):
@@ -98,17 +99,17 @@ def test_the_processes_of_a_fleet_over_etcd_wait_for_it_and_the_front_end_is_wat
 def test_the_processes_of_one_machine_need_no_heartbeats(tmp_path, monkeypatch):
     """Their connections break with them, and a machine that sleeps would seem to be silent."""
     monkeypatch.delenv(FILE_KV, raising=False)
-    environment = front_end_service(config(), tmp_path, "127.0.0.1", 8080).environment
+    environment = front_end_service(config(), tmp_path, "127.0.0.1", 8080, FLEET).environment
 
     assert "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS" not in environment
     assert ETCD_LEASE_TTL not in environment
 
 
 def test_workers_of_all_machines_have_the_same_path_in_their_model_card(tmp_path):
-    """Dynamo's checksum of a card covers the path, and a front end uses cards of one checksum only."""
+    """Dynamo's checksum of a card covers the path, and a front end logs workers of one model that differ in it."""
     paths = set()
     for machine in ("a", "b"):
-        service = worker_service(1, config(), [STATE], tmp_path / machine / "card" / "m", tmp_path)
+        service = worker_service(1, config(), [STATE], tmp_path / machine / "card" / "m", tmp_path, FLEET)
         _, worker_config = asyncio.run(TritonEngine.from_args([service.argv[-1]]))
         paths.add(worker_config.model_name)
 
@@ -121,7 +122,7 @@ def test_front_ends_of_other_machines_can_load_the_model_card_of_a_worker(tmp_pa
     monkeypatch.delenv(RPC_HOST, raising=False)
 
     def system_host(*overrides: str) -> str:
-        return worker_service(1, config(*overrides), [STATE], tmp_path, tmp_path).environment["DYN_SYSTEM_HOST"]
+        return worker_service(1, config(*overrides), [STATE], tmp_path, tmp_path, FLEET).environment["DYN_SYSTEM_HOST"]
 
     assert system_host() == "127.0.0.1"
     assert system_host("server.discovery=kubernetes") == "0.0.0.0"
@@ -129,13 +130,26 @@ def test_front_ends_of_other_machines_can_load_the_model_card_of_a_worker(tmp_pa
     assert system_host("server.discovery=etcd") == "10.0.0.5"
 
 
-def test_a_deployment_of_dynamos_operator_has_a_namespace_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.delenv(DYNAMO_NAMESPACE, raising=False)
-    alone = worker_service(1, config(), [STATE], tmp_path, tmp_path).environment
-    monkeypatch.setenv(DYNAMO_NAMESPACE, "team-chat")
-    deployed = worker_service(1, config(), [STATE], tmp_path, tmp_path).environment
+def test_workers_and_front_ends_of_one_engine_have_a_namespace_of_their_own(tmp_path, monkeypatch):
+    """A front end sends requests to its namespace only, and so moves none to an engine with other tokens."""
+    monkeypatch.setenv("DYN_NAMESPACE_PREFIX", "lookahead")  # would include all engines
 
-    assert (alone[DYNAMO_NAMESPACE], deployed[DYNAMO_NAMESPACE]) == (NAMESPACE, "team-chat")
+    def namespace_of(membership: Membership, *overrides: str) -> str:
+        worker = worker_service(1, config(*overrides), [STATE], tmp_path, tmp_path, membership).environment
+        front_end = front_end_service(config(*overrides), tmp_path, "127.0.0.1", 1, membership).environment
+        assert ("DYN_NAMESPACE_PREFIX" in front_end) is bool(overrides)
+        assert worker[DYNAMO_NAMESPACE] == front_end[DYNAMO_NAMESPACE]
+        return worker[DYNAMO_NAMESPACE]
+
+    other = FLEET.model_copy(update={"engine": {"dtype": "bfloat16"}})
+    assert re.fullmatch("lookahead-[0-9a-f]{12}", namespace_of(FLEET))
+    assert namespace_of(other) != namespace_of(FLEET)
+    kubernetes = "server.discovery=kubernetes"  # Dynamo's operator has one namespace for each version of the workers
+    assert namespace_of(other, kubernetes) == namespace_of(FLEET, kubernetes) == "lookahead"
+
+
+def test_a_worker_has_the_suffix_of_dynamos_operator_in_its_namespace(monkeypatch):
+    monkeypatch.setenv(DYNAMO_NAMESPACE, "team-chat")
     monkeypatch.setenv("DYN_NAMESPACE_WORKER_SUFFIX", "4f2a")  # the workers of one version
     _, worker_config = asyncio.run(TritonEngine.from_args([SPEC.model_dump_json()]))
     assert worker_config.namespace == "team-chat-4f2a"
@@ -143,8 +157,8 @@ def test_a_deployment_of_dynamos_operator_has_a_namespace_of_its_own(tmp_path, m
 
 def test_traces_and_logs_of_dynamo_go_where_the_config_says(tmp_path):
     overrides = ("server.otlp_endpoint=http://collector:4318", "server.json_logs=true")
-    environment = front_end_service(config(*overrides), tmp_path, "127.0.0.1", 8080).environment
-    plain = front_end_service(config(), tmp_path, "127.0.0.1", 8080).environment
+    environment = front_end_service(config(*overrides), tmp_path, "127.0.0.1", 8080, FLEET).environment
+    plain = front_end_service(config(), tmp_path, "127.0.0.1", 8080, FLEET).environment
 
     assert environment["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == "http://collector:4318/v1/traces"
     assert environment["OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"] == "http://collector:4318/v1/logs"
@@ -160,8 +174,8 @@ def test_an_endpoint_that_is_none_is_refused(endpoint):
 
 
 def test_several_workers_keep_sessions(tmp_path):
-    one = front_end_service(config(), tmp_path, "127.0.0.1", 8080).argv
-    two = front_end_service(config("server.replicas=2"), tmp_path, "127.0.0.1", 8080).argv
+    one = front_end_service(config(), tmp_path, "127.0.0.1", 8080, FLEET).argv
+    two = front_end_service(config("server.replicas=2"), tmp_path, "127.0.0.1", 8080, FLEET).argv
 
     assert "--router-session-affinity-ttl-secs" in two
     assert "--router-session-affinity-ttl-secs" not in one

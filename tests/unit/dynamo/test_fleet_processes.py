@@ -10,13 +10,15 @@ import pytest
 
 from pipeline.config.folders import folders
 from pipeline.config.resolution import resolve_config
-from pipeline.dynamo import fleet
+from pipeline.dynamo import fleet, membership
 from pipeline.dynamo.fleet import Fleet, find_ended, start_fleet
+from pipeline.dynamo.membership import Member
 from pipeline.dynamo.services import FRONT_END
 from pipeline.errors import ServerError
 from pipeline.server.ports import choose_ports
 from pipeline.server.startup import PreparedServer
 from pipeline.server.state import GATEWAY
+from tests.unit.dynamo.requests import FLEET
 
 TAKEN = "port 1 already in use"
 FREE = [f"server.{name}_port=0" for name in ("http", "grpc", "metrics", "openai")]
@@ -134,9 +136,10 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
     for name, replacement in {
         "require_dynamo": lambda: None,
         "write_card": lambda *_: tmp_path,
+        "membership_of": lambda *_: FLEET,
         "launch": launch,
         "worker_service": lambda number, *_: f"worker-{number}",
-        "front_end_service": lambda resolved, run_dir, host, port, workers: f"{FRONT_END} {port}",
+        "front_end_service": lambda resolved, run_dir, host, port, *_: f"{FRONT_END} {port}",
         "start_service": start_service,
         "wait_until_ready": wait_until_ready,
     }.items():
@@ -147,6 +150,22 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
 def served_with(*overrides: str) -> PreparedServer:
     resolved = resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu", *FREE, *overrides))
     return PreparedServer(resolved, cast(Any, None), cast(Any, None))
+
+
+def test_a_machine_with_another_engine_than_its_fleet_starts_nothing(started, tmp_path, monkeypatch):
+    other = Member("10.0.0.7", FLEET.model_copy(update={"engine": {"dtype": "bfloat16"}}))
+    monkeypatch.setattr(membership, "listed_members", lambda server: [other])
+    monkeypatch.setattr(fleet, "wait_until_ready", lambda *_: None)
+
+    with pytest.raises(ServerError, match=r"^--join: .* dtype float32 instead of bfloat16 at 10.0.0.7"):
+        start_fleet(served_with(), folders(), tmp_path, join=True)
+    assert not started
+
+    notes: list[str] = []
+    start_fleet(served_with(), folders(), tmp_path, beside=True, note=notes.append)
+    assert not notes, "a switch changes the engine while the old one is listed"
+    start_fleet(served_with(), folders(), tmp_path, note=notes.append)
+    assert "the workers at 10.0.0.7 get no requests" in notes[0]
 
 
 @pytest.mark.parametrize("gateway", ["true", "false"])

@@ -1,0 +1,154 @@
+"""Fleets, and what the machines of one have in common.
+
+A request moves between the workers of a fleet, so their outputs must have the same tokens. Workers and front ends whose
+engines agree share a namespace of Dynamo, and a front end sends requests to no other namespace. Dynamo's checksum of a
+model card does not have this effect: the front end (1.4.2) logs that it differs, and sends requests to the worker.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from pipeline.checkpoint.hashing import file_sha256
+from pipeline.config.schema import ServerConfig
+from pipeline.dynamo.spec import DIGITS, DYNAMO_NAMESPACE, MEMBERSHIP, NAMESPACE, Membership
+from pipeline.engine.artifact import Artifact
+from pipeline.engine.backend import Note, backend_of
+from pipeline.engine.fingerprint import differences, digest_of, version_of
+from pipeline.errors import ServerError
+from pipeline.server.discovery import FILE_KV, LEASE_S, etcd_urls
+from pipeline.server.watch import is_https
+
+_PACKAGE = "lookahead-pipeline"
+# Folder of the model cards in Dynamo's discovery.
+_CARDS = "v1/mdc"
+_ANSWER_S = 3.0
+
+
+class Member(NamedTuple):
+    """A worker that is listed in discovery. host: its address."""
+
+    host: str
+    membership: Membership
+
+
+def membership_of(artifact: Artifact, card: Path, environment: Mapping[str, str] = os.environ) -> Membership:
+    """The membership of a worker that serves an artifact. card: folder of its model card."""
+    resolved, fingerprint = artifact.resolved, artifact.manifest.fingerprint
+    files = {path.name: file_sha256(path) for path in card.iterdir()}
+    entries = {
+        **backend_of(resolved.backend).token_entries(fingerprint),
+        "checkpoint": fingerprint.checkpoint[:DIGITS],
+        "model": resolved.model.name,
+        # The front end chooses the template and the limit of one card for all workers.
+        "tokenizer and template": digest_of(files)[:DIGITS],
+        "engine.max_seq_len": resolved.profile.engine.max_seq_len,
+        _PACKAGE: version_of(_PACKAGE) or "not installed",
+    }
+    return Membership(fleet=environment.get(DYNAMO_NAMESPACE) or NAMESPACE, engine=entries)
+
+
+def compare_with_members(server: ServerConfig, own: Membership, join: bool, note: Note) -> None:
+    """Compare the engine of this machine with those of the workers in discovery. join: raise ServerError if the machine
+    would join workers that do not agree with it; otherwise only report them."""
+    members = listed_members(server)
+    if members is None:
+        if join and server.discovery == "etcd":
+            note("the engine is not compared with the fleet's, which etcd lists only with a certificate or a password")
+    elif join:
+        require_agreement(own, members)
+    elif (text := disagreement(own, members)) is not None:
+        note(text)
+
+
+def require_agreement(own: Membership, members: Sequence[Member]) -> None:
+    """Raise ServerError if the fleet has members, none of which agrees with this machine."""
+    others = _others_of(own, members)
+    if not others or any(each.membership == own for each in members):
+        return
+    phrases, host = _nearest(own, others)
+    raise ServerError(
+        f"--join: this machine may give other tokens than the fleet {own.fleet!r}, whose requests it would continue: "
+        f"{phrases} at {host}. Serve the same model with the same settings as {host}, or set {DYNAMO_NAMESPACE} to "
+        "another name here, for another fleet."
+    )
+
+
+def disagreement(own: Membership, members: Sequence[Member]) -> str | None:
+    """Text about members that do not agree with this machine, whose front end does not use them; None if all do."""
+    others = _others_of(own, members)
+    if not others:
+        return None
+    phrases, host = _nearest(own, others)
+    hosts = ", ".join(sorted({each.host for each in others}))
+    return (
+        f"the workers at {hosts} get no requests from here, because they may give other tokens: {phrases} at {host}. "
+        "Run `lookahead stop --drain` there, then `lookahead serve --join` with the model and settings of this machine"
+    )
+
+
+def _others_of(own: Membership, members: Sequence[Member]) -> list[Member]:
+    """The members of the same fleet that do not agree with `own`."""
+    return [each for each in members if each.membership.fleet == own.fleet and each.membership != own]
+
+
+def listed_members(server: ServerConfig, environment: Mapping[str, str] = os.environ) -> list[Member] | None:
+    """The workers in discovery. None if they cannot be listed: in Kubernetes, and in an etcd with TLS or users."""
+    if server.discovery == "etcd":
+        cards = _cards_in_etcd(etcd_urls(environment))
+        return None if cards is None else list(_members(cards))
+    if server.discovery != "file":
+        return None
+    folder = environment.get(FILE_KV)
+    return list(_members(_cards_in_folder(Path(folder)))) if folder else []
+
+
+def _nearest(own: Membership, others: Sequence[Member]) -> tuple[str, str]:
+    """The differences from the member with the fewest, as text, and its host."""
+    found = [([*differences(own.engine, each.membership.engine)], each.host) for each in others]
+    phrases, host = min(found, key=lambda pair: len(pair[0]))
+    return "; ".join(phrases), host
+
+
+def _members(cards: Iterator[str | bytes] | Sequence[str | bytes]) -> Iterator[Member]:
+    for card in cards:
+        # A card of another program has no membership, and a file may be incomplete.
+        with suppress(ValueError, KeyError, TypeError, ValidationError):
+            found: Any = json.loads(card)["card_json"]
+            membership = Membership.model_validate(found["runtime_config"]["runtime_data"][MEMBERSHIP])
+            address = found["model_info"]["hf_config_json"]["path"]
+            yield Member(urlsplit(address).hostname or "an unknown address", membership)
+
+
+def _cards_in_folder(folder: Path) -> Iterator[bytes]:
+    """Cards that were renewed recently. Those of a dead machine stay until another process deletes them."""
+    for path in (folder / _CARDS).glob("*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime <= LEASE_S:
+                yield path.read_bytes()
+
+
+def _cards_in_etcd(urls: Sequence[str]) -> list[bytes] | None:
+    """Cards in the first member of etcd that answers; None if none lists them over HTTP."""
+    import httpx  # `lookahead stop` does not need it
+
+    first, end = (base64.b64encode(f"{_CARDS}{sign}".encode()).decode() for sign in "/0")  # "0" follows "/"
+    for url in urls:
+        with suppress(httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, KeyError):
+            if is_https(url):  # it may require a certificate, which Dynamo has
+                continue
+            body = {"key": first, "range_end": end}
+            answer = httpx.post(f"{url}/v3/kv/range", json=body, timeout=_ANSWER_S, trust_env=False)
+            if answer.status_code == 200:
+                return [base64.b64decode(entry["value"]) for entry in answer.json().get("kvs", [])]
+    return None
