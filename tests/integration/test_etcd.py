@@ -25,11 +25,13 @@ from pipeline.server.metrics import read_metrics
 from pipeline.server.processes import marked_processes
 from tests.etcd import NO_ETCD, Etcd, etcd_path
 from tests.integration.servers import prepared
+from tests.own_folders import own_folders
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.skipif(etcd_path() is None, reason=NO_ETCD)]
 MODEL = "tiny-random-llama"
+SETTINGS = ("server.openai=true", "server.discovery=etcd", "drafting.planner=fixed")
 BODIES = [request_body(MODEL, PROMPTS[0], 80, kind) for kind in KINDS]
 
 
@@ -101,7 +103,7 @@ def send(number: int, pids: list[int]) -> None:
 @pytest.fixture(scope="module")
 def machines(shared_where: Folders, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     folder = tmp_path_factory.mktemp("machines")
-    served = prepared(shared_where, "server.openai=true", "server.discovery=etcd", "drafting.planner=fixed")
+    served = prepared(shared_where, *SETTINGS)
     etcd = Etcd(folder / "etcd")
     etcd.start()
     try:
@@ -143,9 +145,16 @@ def test_requests_reach_both_machines_and_a_session_stays_on_one(machines: Machi
 
     assert sorted(tokens_of(["mine"] * 6)) == [0, 48]
     assert min(tokens_of([f"session {number}" for number in range(8)])) > 0
-    # The front end reports a worker whose model card differs, and serves on with the others only.
+    # The front end reports a worker whose model card differs.
     (log,) = (each.log_path for each in machines.first.services if each.name == FRONT_END)
     assert "hecksum" not in log.read_text(errors="replace")
+
+
+def test_a_machine_with_another_quantization_does_not_join(machines: Machines, tmp_path: Path) -> None:
+    where = own_folders(tmp_path)
+    other = prepared(where, *SETTINGS, "engine.quantization=int8")
+    with machines.under_load(), pytest.raises(ServerError, match=r"--join: .*engine.quantization int8 instead of none"):
+        start_fleet(other, where, tmp_path / "third", join=True)
 
 
 def test_a_killed_worker_of_the_other_machine_changes_no_token(machines: Machines) -> None:
