@@ -8,6 +8,7 @@ arguments.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -37,6 +38,8 @@ _LOST_WORKER = ("Internal server error", "Service temporarily unavailable")
 # How often a request is sent again after that.
 _MAX_LOST = 2
 _RETRY_PAUSE_S = 0.1
+# Pause between two checks whether Triton is ready.
+_READY_PAUSE_S = 0.5
 # Path that the front end always answers.
 _LIVE = "/live"
 # Sentence if the front end goes on running and closes the connection, as Dynamo 1.4.2 does if its detokenizer panics.
@@ -56,12 +59,14 @@ class FrontEndRequest(UpstreamRequest):
     """A request to the front end. is_served: whether the front end serves the requested model, so that 404 means that
     it has no worker at the moment. renderer: template, without a body, of the request to the Triton model that reports
     why the chat template refuses a conversation; None without a conversation. is_whole: whether the client receives the
-    stream as a whole response. listed_s: see `DeploymentSpec`."""
+    stream as a whole response. listed_s: see `DeploymentSpec`. readiness: request for the readiness of the Triton
+    servers of this machine."""
 
     is_served: bool = False
     renderer: UpstreamRequest | None = None
     is_whole: bool = False
     listed_s: float = 0.0
+    readiness: UpstreamRequest | None = None
 
 
 class _Absent(Exception):
@@ -81,7 +86,7 @@ async def chunks_of(transport: Transport, request: FrontEndRequest) -> AsyncGene
     """Yield the chunks of the response, and events without JSON as they are. Sends the request again while the front
     end cannot reach a worker, and after its workers or the front end have died. Raises Refusal."""
     resumption, listed_until = Resumption(), anyio.current_time() + request.listed_s
-    num_absent, num_lost, has_worker = 0, 0, False
+    num_absent, num_lost, has_worker, ready_until = 0, 0, False, math.inf
     while True:
         patient_until = listed_until + _PATIENCE_S
         try:
@@ -98,8 +103,14 @@ async def chunks_of(transport: Transport, request: FrontEndRequest) -> AsyncGene
         except _Lost as lost:
             num_lost += 1
             reason = await _reason_of(transport, request, lost)
-            if reason is not lost.refusal or num_lost > _MAX_LOST or not resumption.resume():
+            if reason is not lost.refusal or not resumption.resume():
                 raise reason from lost
+            if num_lost > _MAX_LOST:
+                raise (reason if await _is_triton_ready(transport, request) else unavailable()) from lost
+            # While no Triton server of the fleet is ready, each attempt is lost within seconds.
+            ready_until = min(ready_until, anyio.current_time() + _PATIENCE_S)
+            while anyio.current_time() < ready_until and not await _is_triton_ready(transport, request):
+                await anyio.sleep(_READY_PAUSE_S)
             listed_until = anyio.current_time() + request.listed_s
         except _Absent:
             num_absent += 1
@@ -159,6 +170,18 @@ async def _has_worker(transport: Transport, request: FrontEndRequest) -> bool:
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
         async with transport(replace(request, path="/v1/completions", body=write_json(body))) as response:
             return response.status == 200
+    return False
+
+
+async def _is_triton_ready(transport: Transport, request: FrontEndRequest) -> bool:
+    """Whether a Triton server of this machine is ready. True if that is not known."""
+    if request.readiness is None:
+        return True
+    for target in request.readiness.targets:
+        with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
+            async with transport(replace(request.readiness, targets=[target])) as response:
+                if response.status == 200:
+                    return True
     return False
 
 

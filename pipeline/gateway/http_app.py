@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 
@@ -221,6 +221,7 @@ class HttpGateway:
         deployment = self._deployments.current
         model = f"/v2/models/{deployment.spec.tenant_models[0]}/generate"
         renderer = UpstreamRequest(deployment.http, "POST", model, b"", JSON, _SHORT_S, answer.request_id)
+        readiness = replace(renderer, method="GET", path="/v2/health/ready", headers={})
         num_choices, max_seq_len = len(ids) * checked.num_prompts, deployment.spec.max_seq_len
         admitted = self._tenants.admit(
             tenant, len(body) // checked.num_prompts, checked.max_tokens, max_seq_len, num_choices, OPENAI_WEIGHT
@@ -239,6 +240,7 @@ class HttpGateway:
                     renderer=renderer if endpoint == "chat" else None,
                     is_whole=checked.is_whole,
                     listed_s=deployment.spec.listed_s,
+                    readiness=readiness,
                 )
                 for choice, own_id in zip(checked.bodies, ids, strict=True)
             ]

@@ -23,10 +23,12 @@ from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.discovery import ETCD_ENDPOINTS, FILE_KV
 from pipeline.server.metrics import read_metrics
 from pipeline.server.processes import marked_processes
+from pipeline.server.state import is_ready
 from tests.etcd import NO_ETCD, Etcd, etcd_path
 from tests.integration.servers import prepared
 from tests.own_folders import own_folders
 from tests.patience import PATIENCE_S
+from tests.servers import processes_of as marked
 from tests.servers import wait_for
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.skipif(etcd_path() is None, reason=NO_ETCD)]
@@ -163,6 +165,17 @@ def test_a_killed_worker_of_the_other_machine_changes_no_token(machines: Machine
         send(signal.SIGKILL, [pid for pid in marked_processes(worker.state.server_id) if pid != worker.state.guard_pid])
         wait_for(lambda: "restart 1" in worker.log_path.read_text(errors="replace"))
         wait_for(worker.service.is_ready)
+
+
+def test_a_fleet_without_any_triton_server_for_a_while_changes_no_token(machines: Machines) -> None:
+    """Its workers lose each request within a second."""
+    servers = [each.state for each in (machines.first, machines.second)]
+    with machines.under_load():
+        tritons = [each for state in servers for each in marked(state.server_id) if each.name() == "tritonserver"]
+        send(signal.SIGKILL, [each.pid for each in tritons])
+        assert len(tritons) == 2
+        for state in servers:
+            wait_for(lambda state=state: is_ready(state))
 
 
 def test_a_restart_of_etcd_changes_no_token(machines: Machines) -> None:

@@ -71,12 +71,16 @@ def spec_of(*keys: ApiKey, **config: Any) -> GatewaySpec:
 
 class Behind:
     """A server behind a gateway: records requests and sends the given answers, except to the gateway's question for a
-    model's metadata, which it answers with `METADATA`, and whether the front end is running: is_alive."""
+    model's metadata, which it answers with `METADATA`, whether the front end is running (is_alive) and whether
+    Triton is ready (is_ready, unless it is None)."""
 
-    def __init__(self, answer: Handler, is_alive: bool = False) -> None:
+    def __init__(
+        self, answer: Handler, is_alive: bool = False, is_ready: Callable[[], bool] | None = lambda: True
+    ) -> None:
         self.requests: list[httpx.Request] = []
         self.answer = answer
         self.is_alive = is_alive
+        self.is_ready = is_ready
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.method == "GET" and request.url.path == "/v2/models/lookahead_bls":
@@ -85,6 +89,8 @@ class Behind:
             if not self.is_alive:
                 raise Unreachable("refused")
             return json_answer(200, {"status": "live"})
+        if self.is_ready is not None and (request.method, request.url.path) == ("GET", "/v2/health/ready"):
+            return json_answer(200 if self.is_ready() else 400, {})
         self.requests.append(request)
         return self.answer(request)
 

@@ -11,6 +11,7 @@ from pipeline.gateway import front_end
 from tests.unit.gateway.gateways import (
     GENERATE,
     MAX_SEQ_LEN,
+    Behind,
     api_key,
     behind,
     events,
@@ -268,7 +269,7 @@ def test_health_needs_no_key_and_counts_triton_and_the_front_end(triton, front_e
         statuses = {"/v2/health/ready": triton, "/v1/models/m": front_end}
         return json_answer(statuses[request.url.path], {})
 
-    assert send(behind(act), "GET", "/health", spec_of(api_key("alice"))).status_code == expected
+    assert send(Behind(act, is_ready=None), "GET", "/health", spec_of(api_key("alice"))).status_code == expected
 
 
 def test_a_bug_of_the_gateway_is_an_error_in_the_format_of_the_api(logs):

@@ -118,6 +118,28 @@ def test_a_whole_response_is_asked_for_again_twice(lost):
     assert len(back.requests) == 3
 
 
+@pytest.mark.parametrize(("gone_s", "status", "num_requests"), [(50, 200, 2), (200, 503, 3)])
+def test_a_lost_request_waits_for_a_triton_server(monkeypatch, gone_s, status, num_requests):
+    """Without one, the workers of several machines lose it within seconds. Another machine may have one, so it is sent
+    again after a minute in all."""
+    clock, sleep = Clock(), anyio.sleep
+    back_at, started = clock.now + gone_s, clock.now
+
+    async def pass_time(duration_s: float) -> None:
+        clock.now += duration_s
+        await sleep(0)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return json_answer(500, LOST) if clock.now < back_at else streamed(a=1)
+
+    back = Behind(answer, is_ready=lambda: clock.now >= back_at)
+    monkeypatch.setattr(anyio, "current_time", clock)
+    monkeypatch.setattr(anyio, "sleep", pass_time)
+    assert send(back, "POST", "/v1/completions", json={"model": "m"}).status_code == status
+    assert len(back.requests) == num_requests
+    assert min(gone_s, 60) <= clock.now - started < min(gone_s, 60) + 2
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("num_events", [0, 1])
 @pytest.mark.parametrize("fields", [{}, {"stream": True}])

@@ -86,7 +86,7 @@ def test_health_of_the_openai_api_counts_each_triton_server():
         spec = spec_of()
         tritons = (*spec.deployment.tritons, *deployment_of(2).tritons)
         deployments = Deployments(spec.deployment.model_copy(update={"tritons": tritons}))
-        async with client_of(Behind(act), spec, deployments=deployments) as client:
+        async with client_of(Behind(act, is_ready=None), spec, deployments=deployments) as client:
             return (await client.get("/health")).status_code
 
     assert asyncio.run(health()) == 200
