@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from itertools import zip_longest
 from pathlib import Path
@@ -161,7 +161,8 @@ class TritonEngine(LLMEngine):
                     item = item.cut(length)
                 num_sent += len(item.token_ids)
                 finished = item.finish_reason is not None
-                yield self._dynamo_chunk(wanted, item, num_sent)
+                for chunk in self._dynamo_chunks(wanted, item, num_sent):
+                    yield chunk
         finally:
             self._running.pop(context.id(), None)
             for task in tasks:
@@ -214,17 +215,24 @@ class TritonEngine(LLMEngine):
         text: str = self._tokenizer.decode([token], skip_special_tokens=False)
         return text
 
-    def _dynamo_chunk(self, wanted: TokenRequest, chunk: TokenChunk, num_sent: int) -> dict[str, Any]:
+    def _dynamo_chunks(self, wanted: TokenRequest, chunk: TokenChunk, num_sent: int) -> Iterator[dict[str, Any]]:
+        """The chunks in Dynamo's format: one, or two if log probabilities come with an end token, which has none."""
         made: dict[str, Any] = {"token_ids": chunk.token_ids, "index": 0}
-        if wanted.returns_log_probs and chunk.token_ids:
-            # The end token has no log probability, and the front end does not show its position.
-            missing = len(chunk.token_ids) - len(chunk.log_probs)
-            made["log_probs"] = [*chunk.log_probs, *[0.0] * missing]
+        if chunk.log_probs:
+            made["log_probs"] = list(chunk.log_probs)
             if chunk.top:
-                made["top_logprobs"] = [*map(self._alternatives, chunk.top), *[[]] * missing]
+                made["top_logprobs"] = [*map(self._alternatives, chunk.top)]
+            # The front end would show an entry for each token of this chunk.
+            if ends := chunk.token_ids[len(chunk.log_probs) :]:
+                yield made | {"token_ids": chunk.token_ids[: len(chunk.log_probs)]}
+                made = {"token_ids": ends, "index": 0}
+        yield made | self._last_fields(wanted, chunk, num_sent)
+
+    def _last_fields(self, wanted: TokenRequest, chunk: TokenChunk, num_sent: int) -> dict[str, Any]:
+        """Fields of the last chunk of an output; none for the others."""
         if chunk.finish_reason is None:
-            return made
-        made["finish_reason"] = _FINISH[chunk.finish_reason]
+            return {}
+        made: dict[str, Any] = {"finish_reason": _FINISH[chunk.finish_reason]}
         statistics = chunk.statistics or {}
         has_figures = "num_draft_tokens" in statistics  # absent with server.side_channel_safe
         if has_figures:

@@ -61,7 +61,6 @@ class TokenRequest:
     num_remaining_tokens: int
     has_prediction: bool
     returns_statistics: bool
-    returns_log_probs: bool
     stop_tokens: frozenset[int]
     min_tokens: int
 
@@ -127,7 +126,6 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         num_remaining_tokens=remaining,
         has_prediction=PREDICTION in tensors,
         returns_statistics=STATISTICS in options,
-        returns_log_probs=num_top is not None,
         stop_tokens=stop_tokens_option(options),
         min_tokens=stop.get("min_tokens") or 0,
     )

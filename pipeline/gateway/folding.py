@@ -49,10 +49,11 @@ class _Choice:
         if log_probs := part.get("logprobs"):
             known = self._log_probs = self._log_probs or {}
             for name, value in log_probs.items():
-                if isinstance(value, list):
-                    known.setdefault(name, []).extend(value)
-                else:
-                    known[name] = value
+                # A chunk with the end token alone has null in place of the list of tokens.
+                if known.get(name) is None:
+                    known[name] = list(value) if isinstance(value, list) else value
+                elif isinstance(value, list):
+                    known[name].extend(value)
 
     def _add_call(self, part: Json) -> None:
         """Add a part of a tool call: the first has its id and name, all have a piece of its arguments."""

@@ -152,6 +152,32 @@ def test_an_output_ends_before_a_stop_token(stop_tokens, more, expected):
     assert found[-1]["finish_reason"] == ("length" if expected[-1] == [7] else "stop")
 
 
+@pytest.mark.parametrize("top", [(), (((3, -1.0),), ((4, -2.0),))])
+def test_an_end_token_has_no_log_probability(top):
+    """A client would see an entry with an empty text and the log probability 0, if the token comes with others."""
+
+    class Chunks:
+        async def generate(self, *_: object) -> AsyncGenerator[TokenChunk, None]:
+            yield TokenChunk([3, 4, 2], "end_token", {}, (-1.0, -2.0), top)
+
+    async def chunks() -> list[Any]:
+        worker = TritonEngine(SPEC)
+        worker._servers = Chunks()  # type: ignore[assignment]
+        worker._decode = chr  # type: ignore[method-assign]
+        return [chunk async for chunk in worker.generate(request(output_options={"logprobs": len(top)}), Context())]  # type: ignore[arg-type]
+
+    tokens, end = asyncio.run(chunks())
+
+    assert (tokens["token_ids"], tokens["log_probs"], len(tokens.get("top_logprobs", []))) == (
+        [3, 4],
+        [-1.0, -2.0],
+        len(top),
+    )
+    assert "finish_reason" not in tokens
+    assert (end["token_ids"], end["finish_reason"]) == ([2], "stop")
+    assert not {"log_probs", "top_logprobs"} & set(end)
+
+
 def test_a_worker_lists_its_lease_of_etcd_for_its_guard(tmp_path, monkeypatch):
     monkeypatch.delenv(FILE_KV, raising=False)
     monkeypatch.setenv(ETCD_ENDPOINTS, "http://a:1,http://b:2")

@@ -70,6 +70,18 @@ def test_a_whole_chat_is_the_folded_stream(size):
     }
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_chunk_without_tokens_leaves_the_log_probabilities_of_the_others(place):
+    """The front end sends null in place of the list with an end token that comes alone."""
+    empty = {"index": 0, "delta": {"role": "assistant"}, "logprobs": {"content": None, "refusal": None}}
+    pieces = [event(choices=[choice("a", None, "a")]), event(choices=[choice("b", "stop", "b")])]
+    pieces.insert(place, event(choices=[empty]))
+
+    found = send(behind(lambda request: events(*pieces, DONE)), "POST", CHAT, json={"model": "m"}).json()
+
+    assert found["choices"][0]["logprobs"] == {"content": [{"token": "a"}, {"token": "b"}], "refusal": None}
+
+
 def test_the_choices_of_a_whole_chat_are_folded_each():
     back = behind(lambda request: events(*WHOLE))
 
