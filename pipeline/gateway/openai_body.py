@@ -106,7 +106,7 @@ def _num_choices(value: object) -> int:
     if value is None:
         return 1
     if type(value) is not int or not 1 <= value <= _MAX_CHOICES:
-        raise Refusal(400, f"n is {str(value)[:40]}; it must be a whole number in 1 .. {_MAX_CHOICES}")
+        raise Refusal(400, f"n is {value!r:.40}; it must be a whole number in 1 .. {_MAX_CHOICES}")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Literal
 
 import pytest
@@ -20,6 +21,10 @@ MESSAGE = {"role": "user", "content": "Hello"}
         ({"seed": 1.5}, "seed must be a whole number"),
         ({"stream": "yes"}, "stream must be true or false"),
         ({"logprobs": 3}, "logprobs must be true or false"),
+        ({"max_tokens": -1}, r"max_tokens must be a whole number in 0 \.\. 4294967295"),
+        ({"max_completion_tokens": 1 << 32}, "max_completion_tokens must be a whole number in 0"),
+        ({"min_tokens": -2}, "min_tokens must be a whole number in 0"),
+        ({"top_logprobs": -1}, "top_logprobs must be a whole number in 0"),
         ({"stop": ["a", 3]}, "stop must be a text or a list of texts"),
         ({"messages": "Hello"}, "messages must be a list, such as"),
         ({"messages": [MESSAGE, "Hello"]}, r"messages\[1\] must be an object"),
@@ -32,9 +37,32 @@ def test_a_field_of_a_wrong_type_is_named(body: dict[str, Any], sentence: str) -
         check_types(body, "chat")
 
 
-def test_a_prompt_of_a_wrong_type_is_named() -> None:
+@pytest.mark.parametrize("prompt", [5, {"text": "a"}, [-1], [1 << 32], [True], ["a", 1], [1, [2]], [["a"]], [[1.5]]])
+def test_a_prompt_of_a_wrong_type_is_named(prompt: object) -> None:
     with pytest.raises(RequestError, match="prompt must be a text"):
-        check_types({"prompt": 5}, "completions")
+        check_types({"prompt": prompt}, "completions")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": [-1] * 500_000},
+        {"prompt": [True] * 500_000},
+        {"stop_token_ids": [-1] * 500_000},
+        {"stop": [1] * 500_000},
+    ],
+)
+def test_wrong_items_are_not_all_reported(body: dict[str, Any]) -> None:
+    """Pydantic would take seven seconds for half a million of them, in which the gateway would stop."""
+    started = time.process_time()
+    with pytest.raises(RequestError):
+        check_types(body, "completions")
+    assert time.process_time() - started < 2
+
+
+def test_log_probabilities_of_completions_are_a_number() -> None:
+    with pytest.raises(RequestError, match="logprobs must be a whole number"):
+        check_types({"prompt": "a", "logprobs": True}, "completions")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +71,11 @@ def test_a_prompt_of_a_wrong_type_is_named() -> None:
         ({"messages": [MESSAGE, {"role": "assistant", "tool_calls": []}], "temperature": 1, "stop": "a"}, "chat"),
         ({"messages": [{"role": "tool", "content": [{"type": "text"}]}], "top_k": -1, "logprobs": True}, "chat"),
         ({"prompt": [[1, 2], [3]], "logprobs": 3, "stream": False, "stop": ["a"]}, "completions"),
+        ({"prompt": ["a", "b"], "max_tokens": 0}, "completions"),
+        ({"prompt": [1, (1 << 32) - 1]}, "completions"),
+        ({"prompt": []}, "completions"),
         ({}, "chat"),
+        ({}, "completions"),
     ],
 )
 def test_other_fields_pass(body: dict[str, Any], endpoint: Literal["chat", "completions"]) -> None:
