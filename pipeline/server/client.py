@@ -148,9 +148,14 @@ def is_behind_proxy(url: str) -> bool:
     reason = "it has no host"
     try:
         parts = urlsplit(url if "//" in url else f"//{url}")
-        host, _ = parts.hostname, parts.port  # the port is checked when it is parsed
+        host, port = parts.hostname, parts.port  # the port is checked when it is parsed
     except ValueError as error:
         host, reason = None, str(error)
+    else:
+        if parts.scheme not in ("", "http", "https"):
+            host, reason = None, f"{parts.scheme}:// is not supported"
+        elif host and not parts.scheme and port is None:
+            host, reason = None, "it has no port"  # gRPC would take 443
     if not host or ("[" in url and ":" not in host) or any(character.isspace() for character in url):
         raise ServerError(
             f"{url!r} is not an address of a server: {reason}. Use host:port for gRPC and http://host:port for HTTP."

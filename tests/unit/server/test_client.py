@@ -186,7 +186,11 @@ def test_what_a_tensor_cannot_hold_is_refused_before_anything_is_sent(wrong, sen
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize(
-    "url", ["http://[::1", "http://x:99999", "x:port", "http://", "", "http://[v1.x]:8000", "a b:1", "//:8000"]
+    "url",
+    [
+        *("http://[::1", "http://x:99999", "x:port", "http://", "", "http://[v1.x]:8000", "a b:1", "//:8000"),
+        *("localhost", "grpc://localhost:8001", "dns:///localhost:8001"),
+    ],
 )
 def test_what_is_no_address_is_refused_with_a_sentence(url, protocol):
     with pytest.raises(ServerError, match=r"is not an address of a server.*Use host:port"):
