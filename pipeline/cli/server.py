@@ -16,7 +16,7 @@ from pipeline.errors import BuildError, ServerError
 if TYPE_CHECKING:
     from pipeline.config.schema import ServerConfig
     from pipeline.dynamo.fleet import Fleet
-    from pipeline.server.state import ServerState
+    from pipeline.server.state import GuardedState, ServerState
 
 
 def register(app: typer.Typer) -> None:
@@ -145,7 +145,7 @@ def status(as_json: Json = False) -> None:
     # Behind a gateway, the first server's page has the metrics of all.
     pages = serving[:1] if state.gateway_id else serving
     figures = read_figures([each.metrics_url for each in pages])
-    not_running, costs = find_ended(folder, state.replicas), _costs_of(state)
+    not_running, costs = find_ended(folder, state.replicas, bool(state.gateway_id)), _costs_of(state)
     if as_json:
         found = {
             "ready": ready,
@@ -168,8 +168,11 @@ def status(as_json: Json = False) -> None:
         ("gRPC", state.grpc_url),
         ("HTTP", state.http_url),
         ("metrics", state.metrics_url),
-        *((f"replica {number}", replica.grpc_url) for number, replica in replicas.items()),
-        *((service.name, " ".join(f"{what} {port}" for what, port in service.ports.items())) for service in services),
+        *((f"replica {number}", with_restarts(replica.grpc_url, replica)) for number, replica in replicas.items()),
+        *(
+            (service.name, with_restarts(" ".join(f"{what} {port}" for what, port in service.ports.items()), service))
+            for service in services
+        ),
         ("repository", state.repository),
         *([] if costs is None else [("cost of passes", costs)]),
         ("log", str(folder / LOG)),
@@ -177,6 +180,11 @@ def status(as_json: Json = False) -> None:
         *((name, f"{value:.3g}" if value % 1 else f"{value:.0f}") for name, value in figures.items()),
     ]
     output.table(["server", ""], rows)
+
+
+def with_restarts(address: str, state: GuardedState) -> str:
+    """A row's text: the address of a process, and how often its guard has restarted it."""
+    return f"{address}, restarts {state.restarts}: {state.restart_reason}" if state.restarts else address
 
 
 def _costs_of(state: ServerState) -> str | None:
@@ -222,11 +230,11 @@ def switch(
     else:
         resolved = resolve(model, profile, overrides)
     require_other(before, resolved)
+    old = as_running(before, folder)
     with output.working(f"preparing {resolved.profile.name}") as note, naming_full_disk(folder):
         served = prepare(resolved, where, note=note)
         started = time.monotonic()
-        old, new = as_running(before, folder), as_running(served, folder)
-        state = switch_fleet(old, new, where, base_dir(where), note).state
+        state = switch_fleet(old, as_running(served, folder), where, base_dir(where), note).state
     seconds = time.monotonic() - started
     if as_json:
         output.print_json({"model": state.model, "profile": state.profile, "seconds": round(seconds, 3)})

@@ -28,6 +28,7 @@ from pipeline.errors import ServerError
 from pipeline.server.discovery import FILE_KV, check_etcd
 from pipeline.server.failure import transient_failure
 from pipeline.server.gateway import OPENAI, set_replicas
+from pipeline.server.log import LOG
 from pipeline.server.ports import LOOPBACK, choose_ports
 from pipeline.server.server import ATTEMPTS, RunningServer, stop_server
 from pipeline.server.service import (
@@ -40,7 +41,16 @@ from pipeline.server.service import (
     wait_until_ready,
 )
 from pipeline.server.startup import PreparedServer, launch
-from pipeline.server.state import GATEWAY, ServerState, find_own, reachable, replica_dir, require_server
+from pipeline.server.state import (
+    GATEWAY,
+    ServerState,
+    find_own,
+    find_server,
+    reachable,
+    replica_dir,
+    require_server,
+    service_dir,
+)
 
 _POLL_S = 0.2
 # Time for the guard of a server to end after its gateway.
@@ -205,18 +215,24 @@ def without_openai(resolved: ResolvedConfig) -> ResolvedConfig:
     return resolved.with_settings("server", openai=False, replicas=1)
 
 
-def find_ended(run_dir: Path, replicas: int) -> list[str]:
-    """Names of the Triton servers and workers of a fleet that do not run. replicas: number of servers at its start."""
+def find_ended(run_dir: Path, replicas: int, has_gateway: bool = False) -> list[str]:
+    """Names of the processes of a fleet that do not run. replicas: number of servers at its start. has_gateway: whether
+    it started with a gateway."""
     numbers = range(1, replicas + 1)
+    gateway = find_service(run_dir, GATEWAY)
+    needed = [GATEWAY] if has_gateway else []
+    if gateway is not None and OPENAI in gateway.ports:
+        needed.append(FRONT_END)
     servers = [f"replica {number}" for number in numbers if find_own(replica_dir(run_dir, number)) is None]
-    workers = [f"{WORKER}-{number}" for number in numbers]
-    return servers + [name for name in workers if find_service(run_dir, name) is None]
+    services = [*needed, *(f"{WORKER}-{number}" for number in numbers)]
+    return servers + [name for name in services if find_service(run_dir, name) is None]
 
 
 def openai_url(run_dir: Path) -> str | None:
-    """Base URL of the OpenAI API of a run folder; None if none runs."""
+    """Base URL of the OpenAI API of a run folder; None if none runs, or if its gateway has ended."""
     front_end, gateway = (find_service(run_dir, name) for name in (FRONT_END, GATEWAY))
-    if front_end is None:
+    server = find_server(run_dir)
+    if front_end is None or (gateway is None and server is not None and server.gateway_id):
         return None
     host, port = front_end.host, front_end.ports["http"]
     if gateway is not None and OPENAI in gateway.ports:
@@ -226,7 +242,15 @@ def openai_url(run_dir: Path) -> str | None:
 
 def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
     """The same server with the OpenAI port and the number of replicas of the running one, for a switch of the profile.
-    Raises ServerError if the running server has joined another machine's fleet."""
+    Raises ServerError if the running server has joined another machine's fleet, or if its gateway or front end has
+    ended."""
+    running = require_server(run_dir)
+    ended = find_ended(run_dir, 0, bool(running.gateway_id))
+    if ended:
+        raise ServerError(
+            f"The {ended[0]} of this server has ended; its log is in {service_dir(run_dir, ended[0]) / LOG}. Run "
+            "`lookahead stop`, then `lookahead serve` again."
+        )
     url = openai_url(run_dir)
     if url is None and any(service.name.startswith(WORKER) for service in find_services(run_dir)):
         raise ServerError(
@@ -235,7 +259,7 @@ def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
         )
     if url is None:
         return replace(served, resolved=without_openai(served.resolved))
-    settings = {"openai_port": urlsplit(url).port, "replicas": require_server(run_dir).replicas}
+    settings = {"openai_port": urlsplit(url).port, "replicas": running.replicas}
     return replace(served, resolved=served.resolved.with_settings("server", openai=True, **settings))
 
 

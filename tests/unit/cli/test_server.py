@@ -17,6 +17,7 @@ from pipeline.config.schema import ApiKey, ServerConfig
 from pipeline.server.installation import VARIABLE
 from pipeline.server.log import write_end
 from tests.command_line import exit_code
+from tests.server_states import guarded
 from tests.servers import FREE_PORTS
 from tests.unit.server.fake_machine import fake_machine
 
@@ -47,6 +48,20 @@ def test_status_names_the_log_of_a_server_that_died(engines, capsys, stopped):
     assert (str(log) in out.replace("\n", "")) is not stopped
     code, out, _ = run(capsys, "status", "--json")
     assert json.loads(out) == {"running": False, "crash_log": None if stopped else str(log)}
+
+
+def test_status_names_what_has_ended_and_the_restarts_of_the_others(engines, capsys):
+    services = {"front-end": {"http": 7}, "worker-1": {"metrics": 8}}
+    with guarded(engines / ".run", services, restarts=2, replicas=1, gateway_id="la2"):
+        code, out, _ = run(capsys, "status")
+        found = json.loads(run(capsys, "status", "--json")[1])
+
+    assert code == 0
+    rows = {cells[1].strip(): cells[2].strip() for line in out.splitlines() if len(cells := line.split("│")) == 4}
+    assert rows["not running"] == "gateway"
+    assert rows["worker-1"] == "metrics 8, restarts 2: signal 9"
+    assert "OpenAI API" not in rows  # the front end itself is not for clients
+    assert (found["openai_url"], found["not_running"]) == (None, ["gateway"])
 
 
 def test_status_names_the_folder_of_another_users_server_whose_state_is_private(engines, tmp_path, monkeypatch, capsys):

@@ -11,13 +11,15 @@ import pytest
 from pipeline.config.folders import folders
 from pipeline.config.resolution import resolve_config
 from pipeline.dynamo import fleet, membership
-from pipeline.dynamo.fleet import Fleet, find_ended, start_fleet
+from pipeline.dynamo.fleet import Fleet, as_running, find_ended, start_fleet
 from pipeline.dynamo.membership import Member
 from pipeline.dynamo.services import FRONT_END
 from pipeline.errors import ServerError
+from pipeline.server.gateway import OPENAI
 from pipeline.server.ports import choose_ports
 from pipeline.server.startup import PreparedServer
 from pipeline.server.state import GATEWAY
+from tests.server_states import guarded
 from tests.unit.dynamo.requests import FLEET
 
 TAKEN = "port 1 already in use"
@@ -112,6 +114,23 @@ def test_the_servers_of_a_fleet_end_at_the_same_time():
 def test_processes_that_do_not_run_are_named(tmp_path):
     assert find_ended(tmp_path, 2) == ["replica 1", "replica 2", "worker-1", "worker-2"]
     assert find_ended(tmp_path, 0) == []
+    assert find_ended(tmp_path, 1, has_gateway=True) == ["replica 1", GATEWAY, "worker-1"]
+    with guarded(tmp_path, {GATEWAY: {OPENAI: 1}}):
+        assert find_ended(tmp_path, 1, has_gateway=True) == [FRONT_END, "worker-1"]
+
+
+@pytest.mark.parametrize(
+    ("services", "ended"),
+    [({FRONT_END: {"http": 7}, "worker-1": {}}, GATEWAY), ({GATEWAY: {OPENAI: 8}, "worker-1": {}}, FRONT_END)],
+)
+def test_a_switch_is_refused_without_the_gateway_or_the_front_end(services, ended, tmp_path):
+    """It would move the API to the front end's own port, or take the server for one of another machine's fleet."""
+    served = PreparedServer(resolve_config("tiny-random-llama", "latency", FREE), cast(Any, None), tmp_path)
+    with (
+        guarded(tmp_path, services, replicas=1, gateway_id="la2"),
+        pytest.raises(ServerError, match=f"The {ended} of this server has ended; its log is in .*/{ended}/server.log"),
+    ):
+        as_running(served, tmp_path)
 
 
 @pytest.fixture
