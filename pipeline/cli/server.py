@@ -68,11 +68,7 @@ def serve(
         resolved = without_openai(resolved)
     check_start(resolved, where)
     check_fleet(resolved, join)
-    if open_to_all(resolved.profile.server):
-        output.note(
-            f"every client that reaches {resolved.profile.server.host} is served, because server.api_keys is empty. "
-            "Make keys with `lookahead key TENANT`."
-        )
+    note_if_open(resolved.profile.server)
     with output.working("preparing the server") as note, naming_full_disk(run_dir(where)):
         served = prepare(resolved, where, note=note)
         note("starting the server")
@@ -89,6 +85,15 @@ def serve(
     finally:
         if not background:
             fleet.stop()
+
+
+def note_if_open(server: ServerConfig) -> None:
+    """Print a note if clients on other machines need no API key."""
+    if open_to_all(server):
+        output.note(
+            f"every client that reaches {server.host} is served, because server.api_keys is empty. "
+            "Make keys with `lookahead key TENANT`."
+        )
 
 
 def open_to_all(server: ServerConfig) -> bool:
@@ -225,10 +230,8 @@ def switch(
     where = folders()
     folder = run_dir(where)
     before = running_served(where, folder)
-    if model is None:
-        resolved = resolve_other(before, profile, tuple(overrides or ()), where)
-    else:
-        resolved = resolve(model, profile, overrides)
+    resolved = resolve_other(before, profile, tuple(overrides or ()), where, model, output.note)
+    note_if_open(resolved.profile.server.model_copy(update={"host": before.resolved.profile.server.host}))
     require_other(before, resolved)
     old = as_running(before, folder)
     with output.working(f"preparing {resolved.profile.name}") as note, naming_full_disk(folder):

@@ -8,6 +8,7 @@ does not start, the old one is started again.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,14 @@ from pipeline.engine.artifact import artifact_dir, load_artifact
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.repository.render import check_repository
+from pipeline.server.gateway import read_spec
+from pipeline.server.service import find_service
 from pipeline.server.startup import PreparedServer
-from pipeline.server.state import ServerState, find_server, require_server
+from pipeline.server.state import GATEWAY, ServerState, find_server, require_server
 
 T = TypeVar("T")
+# Settings of the server section that protect its clients.
+_PROTECTION = ("api_keys", "side_channel_safe")
 
 
 def running_served(folders: Folders, folder: Path) -> PreparedServer:
@@ -32,14 +37,38 @@ def running_served(folders: Folders, folder: Path) -> PreparedServer:
     state = require_server(folder)
     artifact = load_artifact(artifact_dir(folders, state.model, state.profile), folders.cache)
     check_repository(Path(state.repository))
-    return _at(PreparedServer(artifact.resolved, artifact, Path(state.repository)), state)
+    served = _at(PreparedServer(artifact.resolved, artifact, Path(state.repository)), state)
+    if find_service(folder, GATEWAY) is None:
+        return served
+    # A later command for the same profile, such as a bench, leaves its own settings beside the engine.
+    return replace(served, resolved=served.resolved.with_settings("server", api_keys=read_spec(folder).api_keys))
 
 
-def resolve_other(before: PreparedServer, profile: str, overrides: Sequence[str], folders: Folders) -> ResolvedConfig:
-    """Resolve another profile for the running server's model, backend and device. overrides take precedence."""
-    resolved = before.resolved
-    kept = (f"backend={resolved.backend}", f"device={resolved.device}")
-    return resolve_config(resolved.model, profile, (*kept, *overrides), where=folders)
+def resolve_other(
+    before: PreparedServer,
+    profile: str,
+    overrides: Sequence[str],
+    folders: Folders,
+    model: str | None = None,
+    note: Note = lambda text: None,
+) -> ResolvedConfig:
+    """Resolve another profile for the running server's model, backend and device, or for another model. overrides take
+    precedence. What protects the running server's clients stays, because its address stays, too."""
+    old = before.resolved
+    if model is None:
+        overrides = (f"backend={old.backend}", f"device={old.device}", *overrides)
+    resolved = resolve_config(model or old.model, profile, overrides, where=folders, note=note)
+    asked = {override.partition("=")[0] for override in overrides}
+    server = old.profile.server.model_dump(mode="json")
+    lost = [
+        name for name in _PROTECTION
+        if server[name] and not getattr(resolved.profile.server, name) and f"server.{name}" not in asked
+    ]  # fmt: skip
+    if not lost:
+        return resolved
+    note(f"{profile} has no {' and no '.join(f'server.{name}' for name in lost)}; that of the running server stays")
+    kept = [f"server.{name}={json.dumps(server[name])}" for name in lost]
+    return resolve_config(model or old.model, profile, (*kept, *overrides), where=folders)
 
 
 def require_other(before: PreparedServer, after: ResolvedConfig) -> None:

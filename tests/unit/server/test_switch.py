@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,16 +13,22 @@ import pytest
 
 from pipeline.config.folders import folders
 from pipeline.config.resolution import resolve_config
+from pipeline.config.schema import ApiKey
 from pipeline.errors import ConfigError, ServerError
+from pipeline.server import switch
+from pipeline.server.gateway import spec_path
 from pipeline.server.installation import VARIABLE
 from pipeline.server.server import RunningServer, stop_server
 from pipeline.server.startup import PreparedServer, launch
-from pipeline.server.state import ServerState, find_server
-from pipeline.server.switch import require_other, resolve_other, switch_server
+from pipeline.server.state import GATEWAY, ServerState, find_server
+from pipeline.server.switch import require_other, resolve_other, running_served, switch_server
+from tests.server_states import guarded
 from tests.servers import BARE, FREE_PORTS
+from tests.unit.gateway.gateways import spec_of
 from tests.unit.server.fake_server import hurry_guards, write
 
-OVERRIDES = ("backend=torch", "device=cpu", *FREE_PORTS, *BARE, "model.checkpoint.seed=7")
+CPU = ("backend=torch", "device=cpu")
+OVERRIDES = (*CPU, *FREE_PORTS, *BARE, "model.checkpoint.seed=7")
 FAILS = 'if "bad" in flags["model-repository"]: sys.exit("error: this one does not load")'
 
 
@@ -128,6 +135,43 @@ def test_a_server_that_ended_during_the_build_is_reported(running, tmp_path):
     stop_server(folder)
     with pytest.raises(ServerError, match="The server ended while tiny-random-llama"):
         switched(before, serve_of(tmp_path, "throughput", "good"), folder)
+
+
+KEY = ApiKey(tenant="alice", key_sha256="0" * 64)
+KEYS = "server.api_keys=[{tenant: bob, key_sha256: " + "b" * 64 + "}]"
+
+
+@pytest.mark.parametrize("model", [None, "tiny-random-llama"])
+@pytest.mark.parametrize(
+    ("overrides", "tenants", "is_safe", "lost"),
+    [
+        ((), ["alice"], True, "server.api_keys and no server.side_channel_safe"),
+        ((KEYS,), ["bob"], True, "server.side_channel_safe"),
+        (("server.api_keys=[]", "server.side_channel_safe=false"), [], False, None),
+    ],
+)
+def test_keys_of_the_running_server_stay_unless_there_are_others(tmp_path, model, overrides, tenants, is_safe, lost):
+    """The address stays, too: the server would serve everyone who reaches it."""
+    before = serve_of(tmp_path, "latency", "good")
+    server = {"api_keys": (KEY,), "side_channel_safe": True}
+    before = replace(before, resolved=before.resolved.with_settings("server", **server))
+    notes: list[str] = []
+
+    other = resolve_other(before, "throughput", (*CPU, *overrides), folders(), model, notes.append)
+
+    assert [key.tenant for key in other.profile.server.api_keys] == tenants
+    assert other.profile.server.side_channel_safe is is_safe
+    assert notes == ([f"throughput has no {lost}; that of the running server stays"] if lost else [])
+
+
+def test_the_running_server_has_the_keys_of_its_gateway(tmp_path, monkeypatch):
+    """A bench with the same profile leaves its own settings beside the engine."""
+    artifact = SimpleNamespace(resolved=serve_of(tmp_path, "latency", "good").resolved)
+    monkeypatch.setattr(switch, "load_artifact", lambda *_: artifact)
+    monkeypatch.setattr(switch, "check_repository", lambda path: None)
+    with guarded(tmp_path, {GATEWAY: {}}, model="tiny-random-llama", profile="latency", gateway_id="la2"):
+        spec_path(tmp_path).write_text(spec_of(KEY).model_dump_json())
+        assert running_served(folders(), tmp_path).resolved.profile.server.api_keys == (KEY,)
 
 
 def test_the_model_stays_as_it_is_served_overrides_included(tmp_path):
