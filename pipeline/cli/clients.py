@@ -181,7 +181,7 @@ def batch(
             asked,
             out,
             _openai_url() if url is None else url,
-            api_key=api_key(names=(KEY_VARIABLE, "OPENAI_API_KEY")) or "none",
+            api_key=api_key(names=(KEY_VARIABLE, "OPENAI_API_KEY")),
             concurrency=concurrency,
             timeout_s=timeout_s,
             on_done=step,

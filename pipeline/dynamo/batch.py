@@ -168,7 +168,7 @@ def _client(base_url: str, api_key: str, timeout_s: float) -> httpx.Client:
         raise ServerError(f"{base_url!r} is not the URL of an OpenAI API. Use http://host:port/v1.")
     root = base_url.rstrip("/").removesuffix("/v1")
     limits = httpx.Limits(max_connections=None)
-    headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
     return httpx.Client(base_url=root, headers=headers, timeout=timeout_s, limits=limits, trust_env=False)
 
 

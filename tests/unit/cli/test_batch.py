@@ -11,7 +11,7 @@ import pytest
 from tests.command_line import exit_code
 from tests.http_server import Handler, serving
 
-seen_keys: list[str] = []
+seen_keys: list[str | None] = []
 
 
 class Api(Handler):
@@ -35,16 +35,16 @@ def run(folder: Path, out: Path, url: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("variables", "key"),
+    ("variables", "sent"),
     [
-        ({"LOOKAHEAD_API_KEY": "ours", "OPENAI_API_KEY": "theirs"}, "ours"),
-        ({"OPENAI_API_KEY": "theirs"}, "theirs"),
-        ({"LOOKAHEAD_API_KEY": "", "OPENAI_API_KEY": ""}, "none"),
-        ({}, "none"),
+        ({"LOOKAHEAD_API_KEY": "ours", "OPENAI_API_KEY": "theirs"}, "Bearer ours"),
+        ({"OPENAI_API_KEY": "theirs"}, "Bearer theirs"),
+        ({"LOOKAHEAD_API_KEY": "", "OPENAI_API_KEY": ""}, None),
+        ({}, None),
     ],
 )
 def test_the_key_is_ours_else_openais(
-    variables: dict[str, str], key: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], sent: str | None, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LOOKAHEAD_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -52,7 +52,7 @@ def test_the_key_is_ours_else_openais(
         monkeypatch.setenv(name, value)
 
     assert run(tmp_path, tmp_path / "out.jsonl", url) == 0
-    assert seen_keys == [f"Bearer {key}"]
+    assert seen_keys == [sent]
     assert json.loads((tmp_path / "out.jsonl").read_text())["custom_id"] == "a"
 
 

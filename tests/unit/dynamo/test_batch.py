@@ -25,7 +25,7 @@ class Api:
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
-        self.keys: set[str] = set()
+        self.keys: set[str | None] = set()
         self.busy = 0
         self.fails_at: int | None = None
         self.may_fail = threading.Event()
@@ -63,12 +63,10 @@ def requests(*numbers: int) -> list[BatchRequest]:
     return [BatchRequest(f"r{number}", "/v1/chat/completions", {"n": number}) for number in numbers]
 
 
-def run(asked: list[BatchRequest], out: Path, api: Api, concurrency: int = 4) -> int:
+def run(asked: list[BatchRequest], out: Path, api: Api, concurrency: int = 4, api_key: str = "k") -> int:
     """Number of failed requests."""
-    failed = run_batch(
-        asked, out, api.url, api_key="k", concurrency=concurrency, timeout_s=PATIENCE_S, on_done=lambda custom_id: None
-    )
-    return len(failed)
+    settings = {"api_key": api_key, "concurrency": concurrency, "timeout_s": PATIENCE_S}
+    return len(run_batch(asked, out, api.url, **settings, on_done=lambda custom_id: None))
 
 
 def results(out: Path) -> list[tuple[str, int, int]]:
@@ -125,6 +123,12 @@ def test_ctrl_c_is_reported_and_lets_the_running_requests_finish(api, tmp_path):
 
     assert run(requests(*range(6)), out, api) == 0
     assert sorted(body["n"] for body in api.asked) == list(range(6))
+
+
+def test_without_a_key_none_is_sent(api, tmp_path):
+    """A server that needs one would say that it does not know the key."""
+    assert run(requests(1), tmp_path / "out.jsonl", api, api_key="") == 0
+    assert api.keys == {None}
 
 
 def test_ctrl_c_ends_a_run_that_is_still_starting(api, tmp_path, monkeypatch):
