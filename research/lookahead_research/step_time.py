@@ -88,5 +88,5 @@ def _check_outputs(rows: Sequence[ReplayRow], recorded: Sequence[RecordedRows]) 
         if (other := np.flatnonzero(best[:, 0] != row.output_ids)).size:
             raise UserError(
                 f"Token {other[0] + 1} of output {number} is not the most probable one of the recorded rows. Record "
-                "rows with the model, dtype and quantization of the outputs."
+                "rows with the model, dtype and quantization of the outputs, which must be greedy (temperature 0)."
             )

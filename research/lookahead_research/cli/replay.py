@@ -104,3 +104,8 @@ def replay(
     if recorded:
         known, asked = sum(each.known for each in recorded), sum(each.asked for each in recorded)
         output.note(f"{known / max(asked, 1):.1%} of the {asked} rows that the sources read were recorded")
+    elif parts & READERS_OF_ROWS:
+        output.note(
+            "without --rows hybrid, recycling and pool learn nothing from the model, and need more steps than with it; "
+            "`lookahead research record` makes the rows"
+        )

@@ -65,6 +65,13 @@ def test_replay_compiles_before_it_measures(tmp_path: Path, monkeypatch: pytest.
     assert set(events[1:]) == {"propose"}
 
 
+@pytest.mark.parametrize(("source", "is_noted"), [("hybrid", True), ("trie,trie+recycling", True), ("trie", False)])
+def test_replay_notes_that_a_source_has_no_rows_to_learn_from(source, is_noted, tmp_path, capsys):
+    words = ("--outputs", str(outputs(tmp_path)), "--source", source, "--budget", "4", "--regime", "cold")
+    assert exit_code("research", "replay", *words) == 0
+    assert ("without --rows" in capsys.readouterr().err) is is_noted
+
+
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
