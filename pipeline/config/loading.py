@@ -61,7 +61,8 @@ def _find(
 ) -> Path:
     if not name.strip():
         raise ConfigError(f"The name of the {kind} is empty. Known {kind}s: {', '.join(names_in(folders))}.")
-    for folder in folders:
+    is_path = name.startswith(("./", "../", "/", "~"))  # even where a config has that name
+    for folder in () if is_path else folders:
         if (found := folder / f"{name}.yaml").is_file():
             return found
     path = expanded(name)

@@ -14,7 +14,7 @@ from gguf import GGUFWriter
 
 from pipeline.config.bare_checkpoint import transport_errors
 from pipeline.config.loading import built_models
-from pipeline.config.resolution import dump_resolved, resolve_config
+from pipeline.config.resolution import dump_resolved, load_model, resolve_config
 from pipeline.errors import ConfigError
 from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
 
@@ -32,6 +32,17 @@ def test_a_checkpoint_folder_serves_as_model(tmp_path: Path) -> None:
     assert "is not a checkpoint: it has no config.json" in faults_of(model=str(folder))
     (folder / "a.Q8.gguf").touch()
     assert "it has no config.json. Name its GGUF file instead: " in faults_of(model=str(folder))
+
+
+def test_a_path_is_no_name_of_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-m ./smollm2-135m` served the shipped model instead of the checkpoint in that folder."""
+    folder = folder_with(tmp_path, "MistralForCausalLM", max_position_embeddings=512).rename(tmp_path / "smollm2-135m")
+    write(tmp_path / "smollm2-135m.yaml", (SHIPPED.models[-1] / "smollm2-135m.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+    for path in ("./smollm2-135m", str(folder), f"../{tmp_path.name}/smollm2-135m"):
+        assert load_model(path, SHIPPED).architecture == "MistralForCausalLM"
+    for other in ("smollm2-135m", "./smollm2-135m.yaml"):
+        assert load_model(other, SHIPPED).architecture == "LlamaForCausalLM"
 
 
 def folder_with(tmp_path: Path, architecture: str, **config: object) -> Path:
