@@ -37,6 +37,8 @@ COARSE = CostGrid((1, 2, 4, 8, 16, 24, 32, 64), (1, 4, 16), max_pass_tokens=128,
 WIDE = CostGrid(max_pass_tokens=2048)
 # Least number of sizes per group, because a single one has no slope.
 MIN_SIZES = 2
+# A first pass was disturbed if it took so many times as long as passes of single tokens; limit of further ones.
+_DISTURBED, _SECOND_TRIES = 1.5, 2
 
 
 def grid_for(device: Device, *, fine: bool) -> CostGrid:
@@ -68,7 +70,8 @@ def measure(
 
     Repeats of different sizes alternate, so that a slow moment of the machine does not affect one size alone. The least
     time of the repeats counts, because disturbances only add time. max_seconds: no pass starts later; a slow machine
-    gets fewer repeats, then fewer sizes, then no long contexts. Two sizes of one sequence are always measured."""
+    gets fewer repeats, then fewer sizes, then no long contexts. Two sizes of one sequence are always measured. A pass
+    that takes much longer than passes of single tokens would is measured again in any case."""
     random = np.random.default_rng(seed)
     points: list[CostPoint] = []
     groups = groups_that_fit(engine.limits, grid)
@@ -147,6 +150,7 @@ def _measure_batch(
     sequences: list[EngineSequence] = []
     # Times of the first passes, which may include compilation; later repeats replace them.
     times: list[float] = []
+    tries: list[int] = []  # second tries of each size; they count as repeats
     try:
         for _ in range(batch_size):
             sequences.append(engine.open(context))  # all have one context, so only the first is computed
@@ -156,11 +160,18 @@ def _measure_batch(
             if len(times) >= MIN_SIZES and time.monotonic() >= until:
                 break
             times.append(seconds_of_pass(size))
+            tries.append(0)
+            # With such a time, which may be the only one of its size, the planner would never draft.
+            while times[-1] > _DISTURBED * size / sizes[0] * times[0] and tries[-1] < min(_SECOND_TRIES, num_repeats):
+                times[-1] = min(times[-1], seconds_of_pass(size))
+                tries[-1] += 1
         for repeat in range(num_repeats):
             for index, size in enumerate(sizes[: len(times)]):
                 # Sizes ascend, so the following passes would take even longer.
                 if time.monotonic() + times[index] > until:
                     break
+                if repeat < tries[index]:
+                    continue
                 seconds = seconds_of_pass(size)
                 times[index] = seconds if repeat == 0 else min(times[index], seconds)
     finally:

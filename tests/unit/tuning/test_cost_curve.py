@@ -144,6 +144,24 @@ def test_on_a_slow_machine_there_are_fewer_sizes_and_always_two(monkeypatch: pyt
     assert not slower.held
 
 
+@pytest.mark.parametrize("num_disturbed", [1, 2])
+def test_a_first_pass_that_was_disturbed_is_measured_again_without_time_left(monkeypatch, num_disturbed):
+    """It was the only one of its size: with 1.2 s for 4 tokens and 0.04 s for one, no request ever got drafts."""
+
+    class Disturbed(Timed):
+        def verify(self, items: Sequence[VerifyItem]) -> list[TableLogits | None]:
+            results = super().verify(items)
+            if self.passes[-1] == (1, 4) and self.passes.count((1, 4)) <= num_disturbed:
+                self.now += 50.0
+            return results
+
+    engine = Disturbed(monkeypatch, 0.1)
+    points = measure(engine, replace(GRID, batch_sizes=(1,)), max_seconds=10.0)
+
+    assert [(p.num_tokens, p.seconds) for p in points] == [(size, pytest.approx(size / 10)) for size in (1, 2, 4)]
+    assert engine.passes.count((1, 4)) == num_disturbed + 1
+
+
 def test_a_context_that_cannot_be_computed_in_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Timed(monkeypatch, 1.0, max_num_tokens=16)
     points = measure(engine, replace(GRID, batch_sizes=(1,), context_lengths=(16, 90)), max_seconds=80.0)
