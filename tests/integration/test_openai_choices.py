@@ -89,3 +89,21 @@ def test_completions_have_alternatives_by_token(client, num_choices):
         assert parts == choice.logprobs.tokens
         # The chosen token is one more where it is not among them. Parts of a character share one text.
         assert all(0 < len(place) <= 3 and max(place.values()) <= 0 for place in alternatives), alternatives
+
+
+@pytest.mark.parametrize("strategy", ["none", "hybrid"])
+def test_each_token_but_the_end_token_has_a_log_probability(client, strategy):
+    """Alone in a chunk, the end token removed those of the others; with others it had an entry of its own."""
+    ended = 0
+    for seed in range(8):
+        sampled = {"temperature": 1, "seed": seed, "logit_bias": {"1": 4}, "extra_body": {"strategy": strategy}}
+        answer = chat(client, logprobs=True, **sampled)
+        choice = answer.choices[0]
+        is_ended = choice.finish_reason == "stop"
+        places = (choice.logprobs.content if choice.logprobs else None) or []
+        assert len(places) == answer.usage.completion_tokens - is_ended
+        completion = client.completions.create(model=MODEL, prompt="the rat", max_tokens=24, logprobs=0, **sampled)
+        tokens = completion.choices[0].logprobs.tokens if completion.choices[0].logprobs else []
+        assert len(tokens) == completion.usage.completion_tokens - (completion.choices[0].finish_reason == "stop")
+        ended += is_ended and len(places) > 1
+    assert ended
