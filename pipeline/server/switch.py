@@ -59,15 +59,13 @@ def resolve_other(
         overrides = (f"backend={old.backend}", f"device={old.device}", *overrides)
     resolved = resolve_config(model or old.model, profile, overrides, where=folders, note=note)
     asked = {override.partition("=")[0] for override in overrides}
-    server = old.profile.server.model_dump(mode="json")
-    lost = [
-        name for name in _PROTECTION
-        if server[name] and not getattr(resolved.profile.server, name) and f"server.{name}" not in asked
-    ]  # fmt: skip
+    running, new = old.profile.server.model_dump(mode="json"), resolved.profile.server
+    unset = [name for name in _PROTECTION if running[name] and not getattr(new, name)]
+    lost = [name for name in unset if f"server.{name}" not in asked]
     if not lost:
         return resolved
     note(f"{profile} has no {' and no '.join(f'server.{name}' for name in lost)}; that of the running server stays")
-    kept = [f"server.{name}={json.dumps(server[name])}" for name in lost]
+    kept = [f"server.{name}={json.dumps(running[name])}" for name in lost]
     return resolve_config(model or old.model, profile, (*kept, *overrides), where=folders)
 
 
