@@ -7,12 +7,16 @@ import fcntl
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.server.processes import marked_processes
+
+# Time limit for killed processes to end.
+_KILL_SECONDS = 10.0
 
 
 @contextmanager
@@ -52,10 +56,14 @@ def end_companion(path: Path, server_id: str) -> None:
 
 
 def kill_marked(server_id: str) -> None:
-    """Kill all processes of a server, except this one."""
-    for pid in marked_processes(server_id):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """Kill all processes of a server, except this one, and wait until they have ended. Until then they would count as
+    processes of the next server with this id."""
+    until = time.monotonic() + _KILL_SECONDS
+    while (pids := marked_processes(server_id)) and time.monotonic() < until:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:

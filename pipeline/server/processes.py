@@ -36,16 +36,17 @@ def marked_processes(server_id: str) -> list[int]:
 def model_processes(server_id: str) -> dict[int, str]:
     """Pid and model of each process that runs a Python model of a server. Forked children are excluded, because they
     may end at any time; until they run another program, only their parent distinguishes them."""
-    mark, found, parents = f"{MARK}={server_id}".encode(), {}, {}
+    mark, found = f"{MARK}={server_id}".encode(), {}
     for pid in _pids():
         with suppress(OSError):  # gone, or of another user
-            if _read(pid, "comm").strip() == _MODEL_PROCESS and mark in _read(pid, "environ").split(b"\0"):
+            if _runs_model(pid) and mark in _read(pid, "environ").split(b"\0"):
                 arguments = _read(pid, "cmdline").decode().split("\0")
                 code = next((Path(argument) for argument in arguments if argument.endswith("/model.py")), None)
-                if code is not None:  # None while the process ends
-                    parents[pid] = _stat(pid)[1]
+                # `code` is None while the process ends. The parent is read now, because it may have run another program
+                # when this loop passed it.
+                if code is not None and not _runs_model(_stat(pid)[1]):
                     found[pid] = code.parts[-3]  # MODEL/VERSION/model.py
-    return {pid: model for pid, model in found.items() if parents[pid] not in found}
+    return found
 
 
 def remove_environments() -> None:
@@ -123,6 +124,10 @@ def remove_shm(prefix: str) -> None:
 def _pids() -> list[int]:
     """Pids of all processes."""
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _runs_model(pid: int) -> bool:
+    return _read(pid, "comm").strip() == _MODEL_PROCESS
 
 
 def _read(pid: int, name: str) -> bytes:

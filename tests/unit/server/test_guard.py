@@ -13,11 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.server import guard
+from pipeline.server import guard, processes
 from pipeline.server import watch as module
+from pipeline.server.companions import kill_marked
 from pipeline.server.guard import READY_FILE, GuardSpec
 from pipeline.server.leftovers import remove_leftovers
-from pipeline.server.processes import MARK, is_crashing, is_suspended, model_processes
+from pipeline.server.processes import MARK, is_crashing, is_suspended, marked_processes, model_processes
 from pipeline.server.watch import HangWatch, ModelWatch, ServiceWatch
 from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
@@ -79,6 +80,31 @@ def test_a_child_that_a_model_forked_is_no_model(start_model):
 
     assert fork.cmdline() == psutil.Process(parent.pid).cmdline()
     assert model_processes(SERVER) == {parent.pid: "tensorrt_llm"}
+
+
+def test_a_forked_child_is_no_model_if_its_parent_was_seen_before_it_ran_the_model(start_model, monkeypatch):
+    parent = start_model(script="(sleep 600; :) &\nread line")
+    wait_for(lambda: len(psutil.Process(parent.pid).children(recursive=True)) == 2)
+    names, read = iter([b"bash\n"]), processes._read
+
+    def first_as_bash(pid: int, name: str) -> bytes:
+        content = read(pid, name)
+        return next(names, content) if (pid, name) == (parent.pid, "comm") else content
+
+    monkeypatch.setattr(processes, "_read", first_as_bash)
+
+    assert model_processes(SERVER) == {}
+    assert model_processes(SERVER) == {parent.pid: "tensorrt_llm"}
+
+
+def test_killed_processes_have_ended_and_do_not_count_for_the_next_server(start_model):
+    killed = [start_model(f"model_{number}", "sleep 600 &\nread line") for number in range(4)]
+
+    kill_marked(SERVER)
+
+    assert marked_processes(SERVER) == []
+    assert model_processes(SERVER) == {}
+    assert [process.wait() for process in killed] == [-signal.SIGKILL] * 4
 
 
 def test_dead_models_are_named_in_the_order_of_their_deaths(start_model):
