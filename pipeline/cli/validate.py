@@ -151,7 +151,7 @@ def _check_engine(
 
 def _new_folder(out: Path | None) -> Path:
     folder = (out or Path(f"validation-{time.strftime('%Y%m%d-%H%M%S')}")).resolve()
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is a file or is not empty; name a new folder with --out.")
     return folder
 

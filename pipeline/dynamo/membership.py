@@ -11,7 +11,7 @@ import base64
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,13 +26,12 @@ from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import Note, backend_of
 from pipeline.engine.fingerprint import differences, digest_of, version_of
 from pipeline.errors import ServerError
-from pipeline.server.discovery import FILE_KV, LEASE_S, etcd_urls
+from pipeline.server.discovery import ANSWER_S, FILE_KV, LEASE_S, etcd_urls
 from pipeline.server.watch import is_https
 
 _PACKAGE = "lookahead-pipeline"
 # Folder of the model cards in Dynamo's discovery.
 _CARDS = "v1/mdc"
-_ANSWER_S = 3.0
 
 
 class Member(NamedTuple):
@@ -120,7 +119,7 @@ def _nearest(own: Membership, others: Sequence[Member]) -> tuple[str, str]:
     return "; ".join(phrases), host
 
 
-def _members(cards: Iterator[str | bytes] | Sequence[str | bytes]) -> Iterator[Member]:
+def _members(cards: Iterable[bytes]) -> Iterator[Member]:
     for card in cards:
         # A card of another program has no membership, and a file may be incomplete.
         with suppress(ValueError, KeyError, TypeError, ValidationError):
@@ -148,7 +147,7 @@ def _cards_in_etcd(urls: Sequence[str]) -> list[bytes] | None:
             if is_https(url):  # it may require a certificate, which Dynamo has
                 continue
             body = {"key": first, "range_end": end}
-            answer = httpx.post(f"{url}/v3/kv/range", json=body, timeout=_ANSWER_S, trust_env=False)
+            answer = httpx.post(f"{url}/v3/kv/range", json=body, timeout=ANSWER_S, trust_env=False)
             if answer.status_code == 200:
                 return [base64.b64decode(entry["value"]) for entry in answer.json().get("kvs", [])]
     return None

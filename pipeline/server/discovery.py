@@ -18,7 +18,8 @@ _DEFAULT_ENDPOINT = "http://localhost:2379"
 LEASE_S = 10.0
 # Time for the front end to learn that a worker is not listed any more.
 _NEWS_S = 2.0
-_ANSWER_S = 3.0
+# Time limit of a request to etcd.
+ANSWER_S = 3.0
 
 
 def has_other_machines(server: ServerConfig, environment: Mapping[str, str] = os.environ) -> bool:
@@ -65,11 +66,11 @@ def _obstacle(url: str) -> str:
 
     try:
         if is_https(url):  # it may require a certificate, which Dynamo has
-            connect(url, _ANSWER_S)
+            connect(url, ANSWER_S)
             return ""
-        answer = httpx.get(f"{url}/health", timeout=_ANSWER_S, trust_env=False)
+        answer = httpx.get(f"{url}/health", timeout=ANSWER_S, trust_env=False)
     except (httpx.TimeoutException, TimeoutError):
-        return f"no answer in {_ANSWER_S:.0f} s"
+        return f"no answer in {ANSWER_S:.0f} s"
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
         return str(error)
     if '"health"' not in answer.text:

@@ -37,7 +37,7 @@ COARSE = CostGrid((1, 2, 4, 8, 16, 24, 32, 64), (1, 4, 16), max_pass_tokens=128,
 WIDE = CostGrid(max_pass_tokens=2048)
 # Least number of sizes per group, because a single one has no slope.
 MIN_SIZES = 2
-# A first pass was disturbed if it took so many times as long as passes of single tokens; limit of further ones.
+# A first pass that takes this many times as long as passes of single tokens was disturbed. Limit of its second tries.
 _DISTURBED, _SECOND_TRIES = 1.5, 2
 
 
@@ -150,7 +150,8 @@ def _measure_batch(
     sequences: list[EngineSequence] = []
     # Times of the first passes, which may include compilation; later repeats replace them.
     times: list[float] = []
-    tries: list[int] = []  # second tries of each size; they count as repeats
+    # Second tries of each size. They count as repeats, because a sequence has room for num_repeats of each size.
+    tries: list[int] = []
     try:
         for _ in range(batch_size):
             sequences.append(engine.open(context))  # all have one context, so only the first is computed
