@@ -33,7 +33,7 @@ _DISTURBED_SHARE = 0.25
 class CostKey(Frozen):
     """Everything that the time of a pass depends on. version: changes with the speed of this program's own passes."""
 
-    version: int = 4
+    version: int = 5
     files: str = Field(description="Hash of all settings that the weights in the files depend on.")
     device: str
     processor: str = Field(description="Name of the processor or GPU.")

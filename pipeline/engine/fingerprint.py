@@ -19,6 +19,8 @@ from pipeline.config.schema import Device, Dtype, Frozen, ResolvedConfig
 from pipeline.errors import BuildError
 
 Flag = str | int | float | bool
+# Instruction sets that a pass may use, as Linux names them.
+INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 
 
 class Fingerprint(Frozen):
@@ -126,7 +128,8 @@ def version_of(package: str) -> str | None:
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Name of this machine's processor, from Linux or else from Python. Virtual machines give processors of several
-    generations one name, so on x86 it includes family and model: "AMD EPYC (family 25, model 17)"."""
+    generations one name, and hide instructions. So on x86 it includes family, model and the instruction sets that
+    matter to a pass: "AMD EPYC (family 25, model 17, avx2 avx512f avx512_vnni)"."""
     try:
         first = cpuinfo.read_text().split("\n\n")[0]
     except OSError:
@@ -134,5 +137,7 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     fields = dict(re.findall(r"^([^\t:]+?)\s*: *(.*)$", first, re.MULTILINE))
     name: str = fields.get("model name", "") or platform.processor() or platform.machine()
     if {"cpu family", "model"} <= fields.keys():
-        name += f" (family {fields['cpu family']}, model {fields['model']})"
+        flags = fields.get("flags", "").split()
+        sets = " ".join(name for name in INSTRUCTION_SETS if name in flags)
+        name += f" (family {fields['cpu family']}, model {fields['model']}{', ' if sets else ''}{sets})"
     return name

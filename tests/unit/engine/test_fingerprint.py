@@ -31,6 +31,14 @@ def test_processors_of_one_name_differ_by_family_and_model(tmp_path: Path) -> No
     assert cpu_name(cpuinfo) == "AMD EPYC (family 25, model 1)"
 
 
+def test_processors_of_one_model_differ_by_the_instructions_that_a_virtual_machine_shows(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(
+        "cpu family\t: 6\nmodel\t\t: 207\nmodel name\t: Xeon\nflags\t\t: fpu avx avx2 avx512f amx_int8\n"
+    )
+    assert cpu_name(cpuinfo) == "Xeon (family 6, model 207, avx2 avx512f amx_int8)"
+
+
 def test_without_a_name_in_cpuinfo_the_processor_has_that_of_python(tmp_path: Path) -> None:
     expected = platform.processor() or platform.machine()
     assert cpu_name(tmp_path / "missing") == expected

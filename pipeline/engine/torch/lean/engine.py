@@ -10,7 +10,7 @@ from pipeline.decoding.compile_cache import is_complete
 from pipeline.decoding.tree import DraftTree, IntArray
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.memory import slots_for
-from pipeline.engine.torch.lean import tables
+from pipeline.engine.torch.lean import amx, tables
 from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS
 from pipeline.engine.torch.lean.attention_tasks import num_ones, scratch_floats, task_rows
 from pipeline.engine.torch.lean.forward import num_counters, run_pass
@@ -61,6 +61,7 @@ class LeanEngine(SlotEngine):
             plan.intermediate_size,
             num_ones(plan.group_size, plan.head_dim),
             tensors["final_norm"].ctypes.data,
+            plan.kind == "int8" and amx.is_permitted(),
         )
         # Buffers of at least _num_kept rows, kept between passes, and the table of their addresses and bytes per row.
         self._kept: dict[int, Array] = {}
@@ -136,7 +137,8 @@ class LeanEngine(SlotEngine):
 
     def _grow_buffers(self, num_rows: int) -> None:
         """Allocate buffers of at least num_rows rows."""
-        self._num_kept = max(num_rows, min(2 * self._num_kept, self.limits.max_num_tokens))
+        num_kept = max(num_rows, min(2 * self._num_kept, self.limits.max_num_tokens))
+        self._num_kept = -(-num_kept // amx.ROWS) * amx.ROWS
         hidden = self._tensors["final_norm"].shape[-1]
         inner = padded(self._plan.intermediate_size)
         heads = padded(self._plan.num_heads * self._plan.head_dim)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.engine.torch.lean import tables
+from pipeline.engine.torch.lean import amx, tables
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.rows import (
     gate_row,
@@ -124,7 +124,11 @@ def multiply(
     largest entry of each task's columns, or address 0."""
     num_blocks, block_bytes = matrix[tables.NUM_BLOCKS], matrix[tables.BLOCK_BYTES]
     num_tasks = (num_blocks + MAX_BLOCKS - 1) // MAX_BLOCKS
-    num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
+    uses_amx = sizes[tables.USES_AMX] and matrix[tables.STEPS] % amx.STEPS == 0
+    max_rows = amx.ROWS if uses_amx else MAX_ROWS
+    if uses_amx:
+        amx.configure()
+    num_tiles = (num_rows + max_rows - 1) // max_rows
     num_threads = sizes[tables.NUM_THREADS]
     chunk = _chunk(num_tasks, num_threads)
     for task in work_units(thread, counter, num_tasks, chunk):
@@ -138,7 +142,9 @@ def multiply(
         for block in range(task * MAX_BLOCKS, min((task + 1) * MAX_BLOCKS, num_blocks), width):
             column = 4 * LANES * block
             for tile in range(num_tiles):
-                row = tile * num_rows // num_tiles
+                row, end = tile * num_rows // num_tiles, (tile + 1) * num_rows // num_tiles
+                if uses_amx:
+                    row, end = tile * max_rows, min((tile + 1) * max_rows, num_rows)
                 arguments = (
                     source[0] + row * source[1],
                     source[1],
@@ -156,10 +162,12 @@ def multiply(
                     target[1],
                     ahead + tile * block_bytes // num_tiles,
                     4 * LANES // num_tiles,
-                    (tile + 1) * num_rows // num_tiles - row,
+                    end - row,
                     width,
                 )
-                if sizes[tables.KIND] == tables.INT8:
+                if uses_amx:
+                    amx.amx_tile(*arguments)
+                elif sizes[tables.KIND] == tables.INT8:
                     int8_tile(*arguments)
                 elif sizes[tables.KIND] == tables.BFLOAT16:
                     bfloat16_tile(*arguments)
@@ -170,4 +178,6 @@ def multiply(
             for row in range(num_rows):
                 best = largest(target[0] + row * target[1] + 4 * LANES * MAX_BLOCKS * task, width)
                 store_float(maxima[0] + row * maxima[1] + 4 * task, best)
+    if uses_amx:
+        amx.release()
     return counter + PHASE_BYTES

@@ -30,11 +30,12 @@ FLOAT32, INT8, BFLOAT16 = range(3)
     INTERMEDIATE,
     NUM_ONES,
     FINAL_NORM,
+    USES_AMX,
     NUM_ROWS,
     NUM_WANTED,
     MATRICES_ONLY,
     NUM_SIZES,
-) = range(14)
+) = range(15)
 # Columns of `matrices`: one row for each of QKV, OUTPUT, GATE_UP and DOWN of every layer, then the output layer.
 WEIGHT, NUM_BLOCKS, BLOCK_BYTES, STEPS, START, SCALE, BIAS, NUM_FIELDS = range(8)
 QKV, OUTPUT, GATE_UP, DOWN, NUM_MATRICES = range(5)

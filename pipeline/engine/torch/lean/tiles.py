@@ -25,7 +25,8 @@ Each tile prefetches weights that its thread needs next.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -53,16 +54,16 @@ from pipeline.engine.torch.lean.vectors import (
 
 # The processor that numba compiles for: this machine's, unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name another.
 _, _PROCESSOR, _LIST = cpu_target.target_context.codegen().magic_tuple()
-_FEATURES = _LIST.split(",")
-_WIDE = "+avx512f" in _FEATURES
-HAS_VNNI = _WIDE and "+avx512vnni" in _FEATURES
-HAS_BF16 = _WIDE and "+avx512bf16" in _FEATURES
-HAS_AVX2 = "+avx2" in _FEATURES
+FEATURES = frozenset(_LIST.split(","))
+_WIDE = "+avx512f" in FEATURES
+HAS_VNNI = _WIDE and "+avx512vnni" in FEATURES
+HAS_BF16 = _WIDE and "+avx512bf16" in FEATURES
+HAS_AVX2 = "+avx2" in FEATURES
 # Zero point of the bytes of an int8 row.
 ZERO_POINT = 128 if HAS_VNNI else 0
 # Prefetch hint of weights. Zen 5 does not keep lines of kind 0 in the level 3 cache, so weights do not evict the KV
 # cache. Zen 4 puts such lines into its level 1 cache, which is too small for the weights of a task.
-_LOCALITY = 0 if _PROCESSOR == "znver5" else 2
+PREFETCH_LOCALITY = 0 if _PROCESSOR == "znver5" else 2
 # Accumulators fill the vector registers: 32 of 64 bytes, else 16 of 32.
 MAX_ROWS, MAX_BLOCKS = (8, 3) if _WIDE else (4, 1)
 
@@ -163,8 +164,8 @@ def _halves(builder: ir.IRBuilder, vector: ir.Value) -> list[ir.Value]:
 
 def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: int, blocks: int) -> None:
     """Emit the code of a tile of `rows` rows and `blocks` blocks."""
-    (row, row_stride, weight, block_stride, step_stride, steps, start, scale, bias, row_scale) = arguments[:10]
-    base, base_stride, out, out_stride, ahead, ahead_stride = arguments[10:16]
+    row, row_stride, weight, block_stride, step_stride, steps, start = arguments[:7]
+    ahead, ahead_stride = arguments[14:16]
     entry, loop, done = builder.block, builder.append_basic_block("steps"), builder.append_basic_block("sums")
     sum_type = INTS if kind.integer else FLOATS
     vector_bytes = 4 * LANES
@@ -186,7 +187,7 @@ def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: i
     weights = [load(builder, offset(builder, place, block, block_stride), INTS) for block in range(blocks)]
     for block in range(blocks):
         line = offset(builder, offset(builder, ahead, index, ahead_stride), block, block_stride)
-        prefetch(builder, line, _LOCALITY)
+        prefetch(builder, line, PREFETCH_LOCALITY)
     entries = offset(builder, row, index, kind.row_step)
     results = []
     for number in range(rows):
@@ -200,38 +201,57 @@ def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: i
             phi.add_incoming(value, loop)
     builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
     builder.position_at_end(done)
+    columns = load_columns(builder, arguments, kind.integer, blocks)
     for number, line in enumerate(results):
-        if kind.integer:
-            own_scale = splat(builder, load(builder, offset(builder, row_scale, number, 4), FLOATS.element), FLOATS)
-        for block, value in enumerate(line):
-            if kind.integer:
-                scales = load(builder, offset(builder, scale, block, vector_bytes), FLOATS)
-                value = builder.fmul(builder.fmul(builder.sitofp(value, FLOATS), scales), own_scale)
-            value = builder.fadd(value, load(builder, offset(builder, bias, block, vector_bytes), FLOATS))
-            below = offset(builder, offset(builder, base, number, base_stride), block, vector_bytes)
-            target = offset(builder, offset(builder, out, number, out_stride), block, vector_bytes)
-            store(builder, builder.fadd(load(builder, below, FLOATS), value), target)
+        store_results(builder, arguments, number, line, columns)
 
 
-def _define(function: ir.Function, kind: _Kind) -> None:
-    builder = ir.IRBuilder(function.append_basic_block("entry"))
-    *arguments, rows, blocks = function.args
-    end = function.append_basic_block("end")
+def load_columns(
+    builder: ir.IRBuilder, arguments: Sequence[ir.Value], is_integer: bool, blocks: int
+) -> list[tuple[ir.Value | None, ir.Value]]:
+    """Scale (None for sums of floats) and bias of the columns of each block. arguments: of `tile_function`."""
+    addresses = [[offset(builder, start, block, 4 * LANES) for block in range(blocks)] for start in arguments[7:9]]
+    scales, biases = ([load(builder, address, FLOATS) for address in each] for each in addresses)
+    return list(zip(scales if is_integer else [None] * blocks, biases, strict=True))
+
+
+def store_results(
+    builder: ir.IRBuilder,
+    arguments: Sequence[ir.Value],
+    number: ir.Value | int,
+    sums: list[ir.Value],
+    columns: list[tuple[ir.Value | None, ir.Value]],
+) -> None:
+    """Emit code that scales the sums of a row, if they are integers, and stores its results. arguments: of
+    `tile_function`. number: of the row. sums: a vector per block. columns: of `load_columns`."""
+    row_scale, base, base_stride, out, out_stride = arguments[9:14]
+    if columns[0][0] is not None:
+        own_scale = splat(builder, load(builder, offset(builder, row_scale, number, 4), FLOATS.element), FLOATS)
+    for block, (value, (scale, bias)) in enumerate(zip(sums, columns, strict=True)):
+        if scale is not None:
+            value = builder.fmul(builder.fmul(builder.sitofp(value, FLOATS), scale), own_scale)
+        below = offset(builder, offset(builder, base, number, base_stride), block, 4 * LANES)
+        target = offset(builder, offset(builder, out, number, out_stride), block, 4 * LANES)
+        store(builder, builder.fadd(load(builder, below, FLOATS), builder.fadd(value, bias)), target)
+
+
+def _define(kind: _Kind, builder: ir.IRBuilder, arguments: Sequence[ir.Value]) -> None:
+    *operands, rows, blocks = arguments
+    end = builder.append_basic_block("end")
     size = builder.add(builder.mul(rows, ir.Constant(I64, MAX_BLOCKS + 1)), blocks)
     choice = builder.switch(size, end)
     for num_rows in range(1, MAX_ROWS + 1):
         for num_blocks in sorted({1, MAX_BLOCKS}):
-            block = function.append_basic_block(f"tile_{num_rows}_{num_blocks}")
+            block = builder.append_basic_block(f"tile_{num_rows}_{num_blocks}")
             choice.add_case(ir.Constant(I64, num_rows * (MAX_BLOCKS + 1) + num_blocks), block)
             builder.position_at_end(block)
-            _tile(builder, arguments, kind, num_rows, num_blocks)
+            _tile(builder, operands, kind, num_rows, num_blocks)
             builder.branch(end)
     builder.position_at_end(end)
-    builder.ret_void()
 
 
-def _callable(kind: _Kind) -> Callable[..., None]:
-    """The tile of a kind, for calls from compiled code. Arguments, with addresses and strides in bytes:
+def tile_function(name: str, define: Callable[[ir.IRBuilder, Sequence[ir.Value]], None]) -> Callable[..., None]:
+    """A tile for calls from compiled code. define: emits its code. Arguments, with addresses and strides in bytes:
 
     row, row_stride, weight, block_stride, step_stride, steps (at least 1), start (int8: initial sums, int32 per
     column), scale (int8: float32 per column), bias (float32 per column), row_scale (int8: float32 per row), base,
@@ -243,16 +263,22 @@ def _callable(kind: _Kind) -> Callable[..., None]:
 
     @emitted(types.void, *[types.int64] * _NUM_ARGUMENTS)
     def tile(builder: ir.IRBuilder, *arguments: ir.Value) -> None:
-        function = builder.module.globals.get(kind.name)
+        function = builder.module.globals.get(name)
         if function is None:
             signature = ir.FunctionType(ir.VoidType(), [I64] * _NUM_ARGUMENTS)
-            function = ir.Function(builder.module, signature, kind.name)
+            function = ir.Function(builder.module, signature, name)
             function.linkage = "linkonce_odr"
             function.attributes.add("noinline")
-            _define(function, kind)
+            inner = ir.IRBuilder(function.append_basic_block("entry"))
+            define(inner, function.args)
+            inner.ret_void()
         builder.call(function, arguments)
 
     return tile
+
+
+def _callable(kind: _Kind) -> Callable[..., None]:
+    return tile_function(kind.name, functools.partial(_define, kind))
 
 
 float32_tile = _callable(_Kind("lean_float32_tile", _float_step, integer=False))

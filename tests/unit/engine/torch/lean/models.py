@@ -35,6 +35,8 @@ COMMON: dict[str, Any] = {
 # Settings that differ between families and checkpoints.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
+    # Matrices of all layers have multiples of 64 inputs, as AMX needs them.
+    "wide": ("LlamaForCausalLM", {"hidden_size": 64, "intermediate_size": 128}),
     "tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
     "all heads": ("LlamaForCausalLM", {"num_key_value_heads": 4, "head_dim": 16}),
     "one key head": ("LlamaForCausalLM", {"num_key_value_heads": 1}),

@@ -97,8 +97,9 @@ def test_every_row_has_the_bits_of_plain_decoding(
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_passes_of_1_to_128_rows_agree(kind: str, num_threads: int) -> None:
-    engine = engine_of("llama", kind, num_threads)
+@pytest.mark.parametrize("variant", ["llama", "wide"])
+def test_passes_of_1_to_128_rows_agree(variant: str, kind: str, num_threads: int) -> None:
+    engine = engine_of(variant, kind, num_threads)
     random = np.random.default_rng(1)
     tokens = random.integers(0, VOCAB_SIZE, 20).tolist()
     drafts = random.integers(0, VOCAB_SIZE, 127).tolist()
