@@ -48,12 +48,14 @@ class EngineSequence(Protocol):
 @dataclass(frozen=True, slots=True)
 class VerifyItem:
     """One sequence's part of a pass: its first `num_pending` pending tokens (None: all), and a tree after the last one.
-    pending_rows: also return the logits after the pending tokens."""
+    pending_rows: also return the logits after the pending tokens. num_top: the k that `NodeLogits.top_k` will be asked
+    for, which an engine may compute during the pass; 0 for none."""
 
     sequence: EngineSequence
     tree: DraftTree = EMPTY_TREE
     num_pending: int | None = None
     pending_rows: bool = False
+    num_top: int = 0
 
 
 class NodeLogits(Protocol):

@@ -47,6 +47,11 @@ class RunningRequest:
         return self.num_steps == 0 and len(self.submission.supplied) > 0
 
     @property
+    def num_top(self) -> int:
+        """Number of the most probable tokens after each node that the draft sources learn from in the next step."""
+        return self.top_k if self.drafts else 0
+
+    @property
     def wants_prompt_rows(self) -> bool:
         """Whether the next pass returns the logits after the prompt tokens that it computes."""
         return self.num_steps == 0 and self.submission.wanted.of_prompt

@@ -240,7 +240,7 @@ class Scheduler:
             items.append(self._item(running, chunk, is_last=chunk == num_pending))
         trees = self._planner.plan(items, max_num_tokens)
         return [
-            (running, VerifyItem(running.sequence, tree, item.num_pending, running.wants_prompt_rows))
+            (running, VerifyItem(running.sequence, tree, item.num_pending, running.wants_prompt_rows, running.num_top))
             for running, item, tree in zip(chosen, items, trees, strict=True)
         ]
 

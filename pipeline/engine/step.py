@@ -46,7 +46,7 @@ def advance(
     if log_probs is not None:
         choose = _recording(choose, log_probs, running, logits)
     accepted = accept(tree, choose)
-    top_k = partial(logits.top_k, running.top_k) if running.top_k and running.drafts else None
+    top_k = partial(logits.top_k, running.num_top) if running.num_top else None
     emitted = session.take(tree, StepOutcome(accepted.nodes, accepted.token_ids, logits.choices, top_k))
     if log_probs is not None:
         end_ids = running.submission.request.end_ids

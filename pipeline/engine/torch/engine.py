@@ -59,7 +59,7 @@ class TorchEngine(SlotEngine):
                 pack_linears(model)
 
     @torch.inference_mode()
-    def _compute(self, segments: Sequence[Segment], wanted: IntArray) -> TorchLogits:
+    def _compute(self, segments: Sequence[Segment], wanted: IntArray, num_top: int) -> TorchLogits:
         self._attention.segments = [self._masked(segment) for segment in segments]
         with sdpa_kernel(_ATTENTION_KERNELS):
             output: Any = self._model(

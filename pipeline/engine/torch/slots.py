@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from pipeline.checkpoint.disk import gigabytes
-from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, check_tree
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, check_tree, depths
 from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
 from pipeline.errors import BuildError, BusyError
 
@@ -52,15 +52,13 @@ class SlotStorage(Protocol):
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One sequence's rows in a pass: pending tokens, then the nodes of a tree. start: first row. cached: number of
-    tokens whose KV was computed before. positions: [length] absolute. That of a node is the last pending token's plus
-    the node's depth."""
+    tokens whose KV was computed before."""
 
     slot: Slot
     tree: DraftTree
     start: int
     cached: int
     num_pending: int
-    positions: IntArray
 
     @property
     def length(self) -> int:
@@ -71,6 +69,12 @@ class Segment:
         """[length]"""
         pending = self.slot.tokens[self.cached : self.cached + self.num_pending]
         return np.concatenate([pending, self.tree.token_ids])
+
+    @property
+    def positions(self) -> IntArray:
+        """[length] absolute. That of a node is the last pending token's plus the node's depth."""
+        end = self.cached + self.num_pending
+        return np.concatenate([np.arange(self.cached, end, dtype=np.int32), end - 1 + depths(self.tree)])
 
 
 class PassLogits(Protocol):
@@ -123,8 +127,9 @@ class SlotEngine(ABC):
         self._clock = 0
 
     @abstractmethod
-    def _compute(self, segments: Sequence[Segment], wanted: IntArray) -> PassLogits:
-        """Run one pass and store its KV. wanted: rows whose logits are needed."""
+    def _compute(self, segments: Sequence[Segment], wanted: IntArray, num_top: int) -> PassLogits:
+        """Run one pass and store its KV. wanted: rows whose logits are needed. num_top: the largest of
+        `VerifyItem.num_top`."""
 
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
         segments: list[Segment] = []
@@ -137,7 +142,7 @@ class SlotEngine(ABC):
             is_last = segment.num_pending == segment.slot.num_pending
             first = segment.start + (0 if item.pending_rows else segment.num_pending - is_last)
             wanted += range(first, start)
-        logits = self._compute(segments, np.asarray(wanted, np.int32))
+        logits = self._compute(segments, np.asarray(wanted, np.int32), max(item.num_top for item in items))
         results: list[NodeLogits | None] = []
         row = 0
         for item, segment in zip(items, segments, strict=True):
@@ -217,10 +222,7 @@ def _segment(item: VerifyItem, start: int, limits: EngineLimits) -> Segment:
         check_tree(item.tree, limits.vocab_size)
     cached, end = slot.num_cached_tokens, slot.num_cached_tokens + num_pending
     assert end + len(item.tree) <= limits.max_seq_len, "sequence and drafts exceed the slot"
-    positions = list(range(cached, end))
-    for parent in item.tree.parents.tolist():
-        positions.append(end if parent < 0 else positions[num_pending + parent] + 1)
-    return Segment(slot, item.tree, start, cached, num_pending, np.asarray(positions, np.int32))
+    return Segment(slot, item.tree, start, cached, num_pending)
 
 
 def require_cache_memory(num_bytes: int, available: int, num_slots: int, max_seq_len: int, device: str) -> None:

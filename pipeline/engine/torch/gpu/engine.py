@@ -60,7 +60,7 @@ class GpuEngine(SlotEngine):
         self._graphs = self._record()
 
     @torch.inference_mode()
-    def _compute(self, segments: Sequence[Segment], wanted: IntArray) -> GpuLogits:
+    def _compute(self, segments: Sequence[Segment], wanted: IntArray, num_top: int) -> GpuLogits:
         self._cache.apply_moves()
         count = sum(segment.length for segment in segments)
         fitting = (graph for graph in self._graphs if graph.num_rows >= count and graph.num_wanted >= len(wanted))

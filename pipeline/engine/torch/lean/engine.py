@@ -7,22 +7,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pipeline.decoding.compile_cache import is_complete
-from pipeline.decoding.tree import DraftTree, IntArray
+from pipeline.decoding.tree import IntArray
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.lean import amx, tables
-from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS
-from pipeline.engine.torch.lean.attention_tasks import num_ones, scratch_floats, task_rows
+from pipeline.engine.torch.lean.attention_tasks import num_ones, scratch_floats
 from pipeline.engine.torch.lean.forward import num_counters, run_pass
 from pipeline.engine.torch.lean.kv_cache import LeanCache
-from pipeline.engine.torch.lean.node_logits import BLOCK, LeanLogits
+from pipeline.engine.torch.lean.node_logits import LeanLogits
+from pipeline.engine.torch.lean.pass_table import PassTable, table_of
 from pipeline.engine.torch.lean.plan import Kind, LeanPlan
 from pipeline.engine.torch.lean.tables import Array, Floats, Longs, aligned
 from pipeline.engine.torch.lean.thread_team import COUNTER_BYTES, ThreadTeam
 from pipeline.engine.torch.lean.tiles import HAS_BF16
 from pipeline.engine.torch.lean.vectors import LANES, padded
 from pipeline.engine.torch.lean.warm_up import warm_up_pass
-from pipeline.engine.torch.lean.weights import as_float32
 from pipeline.engine.torch.slots import Segment, SlotEngine
 
 _KINDS: dict[Kind, int] = {"float32": tables.FLOAT32, "bfloat16": tables.BFLOAT16, "int8": tables.INT8}
@@ -43,6 +42,7 @@ class LeanEngine(SlotEngine):
         self._team = ThreadTeam(num_threads)
         self._matrices = tables.matrix_table(tensors, plan.num_layers)
         self._norms = tables.norm_table(tensors, plan.num_layers)
+        self._embedding = tables.embedding_table(tensors, _KINDS[plan.kind])
         self._windows = np.asarray(plan.windows, np.int64)
         frequencies = tensors["inverse_frequencies"][: plan.head_dim // 2]
         self._rotation = tables.rotation_table(frequencies, limits.max_seq_len, plan.rotary_scale)
@@ -68,64 +68,31 @@ class LeanEngine(SlotEngine):
         self._num_kept = 0
         self._buffers = np.zeros((tables.NONE + 1, 2), np.int64)
 
-    def _compute(self, segments: Sequence[Segment], wanted: IntArray) -> LeanLogits:
-        rows: list[tuple[int, ...]] = []
-        table: list[tuple[int, ...]] = []
-        num_tasks = 0
-        group, num_kv_heads = self._plan.group_size, self._plan.num_kv_heads
-        for each in segments:
-            slot, length = each.slot.index, each.length
-            places = range(each.cached, each.cached + length)
-            runs = _runs(each.num_pending, each.tree)
-            rows += [
-                (slot, position, place, *run)
-                for position, place, run in zip(each.positions.tolist(), places, runs, strict=True)
-            ]
-            size = task_rows(length, group, num_kv_heads, self._team.num_threads)
-            table.append((each.start, length, each.cached, slot, size, num_tasks))
-            num_tasks += -(-length // size) * num_kv_heads
-        table.append((*[0] * (NUM_SEGMENT_FIELDS - 1), num_tasks))
-        logits, maxima = self._run(
-            np.concatenate([each.token_ids for each in segments]),
-            np.asarray(rows, np.int64),
-            np.asarray(table, np.int64),
-            wanted.astype(np.int64),
-        )
-        return LeanLogits(logits, maxima, self.limits.vocab_size)
+    def _compute(self, segments: Sequence[Segment], wanted: IntArray, num_top: int) -> LeanLogits:
+        plan = self._plan
+        table = table_of(segments, plan.group_size, plan.num_kv_heads, self._team.num_threads)
+        return self._run(table, wanted.astype(np.int64), num_top)
 
     def multiply(self, num_rows: int) -> None:
         """Compute only the matrices of a pass over `num_rows` rows and all their logits, for measurements."""
         none = np.zeros((0, tables.NUM_ROW_FIELDS), np.int64)
-        token_ids, wanted = np.zeros(num_rows, np.int32), np.arange(num_rows)
-        self._run(token_ids, none, none, wanted, matrices_only=True)
+        self._run(PassTable(np.zeros(num_rows, np.int32), none, none), np.arange(num_rows), 0, matrices_only=True)
 
-    def _run(
-        self,
-        token_ids: IntArray,
-        rows: Longs,
-        segments: Longs,
-        wanted: Longs,
-        matrices_only: bool = False,
-    ) -> tuple[Floats, Floats]:
-        """Run one pass. token_ids: [rows]; for the other arguments see `run_pass`. Returns [wanted, padded vocabulary]
-        logits, -inf after the vocabulary, and [wanted, blocks] the maximum of each `BLOCK` of them."""
-        if len(token_ids) > self._num_kept:
-            self._grow_buffers(len(token_ids))
-        if not matrices_only:
-            self._embed(token_ids)
-        width = self._matrices[-1, tables.NUM_BLOCKS] * LANES
-        logits = aligned((len(wanted), width), np.float32, np.empty)
-        maxima = np.empty((len(wanted), -(-width // BLOCK)), np.float32)
-        for place, array in ((tables.LOGITS, logits), (tables.MAXIMA, maxima)):
-            self._buffers[place] = array.ctypes.data, array.shape[1] * 4
-        self._sizes[tables.NUM_ROWS :] = len(token_ids), len(wanted), matrices_only
+    def _run(self, table: PassTable, wanted: Longs, num_top: int, matrices_only: bool = False) -> LeanLogits:
+        """Run one pass. wanted: rows whose logits are computed. num_top: most probable entries per row to find."""
+        num_rows = len(table.token_ids)
+        if num_rows > self._num_kept:
+            self._grow_buffers(num_rows)
+        width = int(self._matrices[-1, tables.NUM_BLOCKS]) * LANES
+        result = LeanLogits(len(wanted), width, num_top, self.limits.vocab_size)
+        self._sizes[tables.NUM_ROWS :] = num_rows, len(wanted), matrices_only
         self._counters[:] = 0
-        model = self._plan.epsilon, self._matrices, self._norms, self._windows
+        model = self._plan.epsilon, self._matrices, self._norms, self._windows, self._embedding
         context = self._rotation, self._cache.table
-        of_pass = rows, segments, wanted, self._scratch, self._counters
-        arguments = (self._sizes, *model, self._buffers, *context, *of_pass)
-        self._team.run(lambda thread, handle: run_pass(thread, handle, *arguments))
-        return logits, maxima
+        results = result.logits, result.maxima, result.choices, result.ids, result.probabilities
+        arguments = (self._sizes, *model, self._buffers, *context, *table, wanted, *results, self._scratch)
+        self._team.run(lambda thread, handle: run_pass(thread, handle, *arguments, self._counters))
+        return result
 
     def _make_scratch(self) -> Floats:
         """[thread, floats] scratch memory, which begins with ones."""
@@ -160,23 +127,3 @@ class LeanEngine(SlotEngine):
         for place, array in self._kept.items():
             self._buffers[place] = array.ctypes.data, array.strides[0]
         self._buffers[tables.ZEROS] = self._zeros.ctypes.data, 0
-
-    def _embed(self, token_ids: IntArray) -> None:
-        """Copy rows of the embedding into the buffer X."""
-        target = self._kept[tables.X][: len(token_ids)]
-        if not self._plan.tied:
-            target[:] = as_float32(self._tensors["embedding"][token_ids, : target.shape[1]])
-            return
-        weight = self._tensors["head.weight"]
-        target[:] = as_float32(weight[token_ids // LANES, :, token_ids % LANES]).reshape(len(token_ids), -1)
-        if self._plan.kind == "int8":
-            target *= self._tensors["head.scale"][token_ids, None]
-
-
-def _runs(num_pending: int, tree: DraftTree) -> list[tuple[int, int]]:
-    """(ROW_RUN, ROW_ABOVE) of the rows of a segment. Pending tokens follow each other and the cache."""
-    runs = [(0, -1)] * num_pending
-    for parent in tree.parents.tolist():
-        above = num_pending - 1 if parent < 0 else num_pending + parent
-        runs.append(runs[-1] if above == len(runs) - 1 else (len(runs), above))
-    return runs

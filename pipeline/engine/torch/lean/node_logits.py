@@ -7,7 +7,8 @@ import numpy as np
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.rows import sum_of_exp
-from pipeline.engine.torch.lean.tables import Floats
+from pipeline.engine.torch.lean.tables import Floats, aligned
+from pipeline.engine.torch.lean.thread_team import PHASE_BYTES, work_units
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS
 from pipeline.engine.torch.lean.vectors import LANES
 
@@ -17,32 +18,49 @@ BLOCK = LANES * MAX_BLOCKS
 
 class LeanLogits:
     """Implements `PassLogits`. logits: [rows, padded vocabulary], -inf after the vocabulary. maxima: [rows, blocks] of
-    `BLOCK` entries each."""
+    `BLOCK` entries each. choices: [rows]. ids, probabilities: [rows, k] those that a pass has computed."""
 
-    def __init__(self, logits: Floats, maxima: Floats, vocab_size: int) -> None:
-        self._logits = logits
-        self._maxima = maxima
+    def __init__(self, num_rows: int, width: int, num_top: int, vocab_size: int) -> None:
+        """Memory for the results of a pass. width: padded vocabulary. num_top: k."""
+        self.logits: Floats = aligned((num_rows, width), np.float32, np.empty)
+        self.maxima: Floats = np.empty((num_rows, -(-width // BLOCK)), np.float32)
+        self.choices: IntArray = np.empty(num_rows, np.int32)
+        self.ids: IntArray = np.empty((num_rows, min(num_top, vocab_size)), np.int32)
+        self.probabilities: FloatArray = np.empty(self.ids.shape, np.float32)
         self._vocab_size = vocab_size
-        self.choices = np.empty(len(logits), np.int32)
-        largest_entries(logits, maxima, self.choices)
 
     def rows(self, part: slice) -> FloatArray:
-        return self._logits[part, : self._vocab_size]
+        return self.logits[part, : self._vocab_size]
 
     def top_k(self, part: slice, k: int) -> tuple[IntArray, FloatArray]:
-        logits = self._logits[part]
+        if k == self.ids.shape[1]:
+            return self.ids[part], self.probabilities[part]
+        logits = self.logits[part]
         ids = np.empty((len(logits), k), np.int32)
         probabilities = np.empty(ids.shape, np.float32)
-        top_rows(logits, self._maxima[part], ids, probabilities)
+        top_rows(logits, self.maxima[part], ids, probabilities)
         return ids, probabilities
 
 
 @kernel
-def largest_entries(logits: Floats, maxima: Floats, choices: IntArray) -> None:
-    """choices [n]: index of the first largest entry of each row."""
-    for row in range(len(logits)):
+def find_largest(
+    thread: int,
+    num_threads: int,
+    logits: Floats,
+    maxima: Floats,
+    choices: IntArray,
+    ids: IntArray,
+    probabilities: FloatArray,
+    counter: int,
+) -> int:
+    """The last phase of a pass: for each row the index of the first largest entry, and the most probable ones."""
+    for row in work_units(thread, counter, len(logits), (len(logits) + num_threads - 1) // num_threads):
         first = np.argmax(maxima[row]) * BLOCK
         choices[row] = first + np.argmax(logits[row, first : first + BLOCK])
+        if ids.shape[1]:
+            part = slice(row, row + 1)
+            top_rows(logits[part], maxima[part], ids[part], probabilities[part])
+    return counter + PHASE_BYTES
 
 
 @kernel

@@ -260,6 +260,12 @@ def float_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     return builder.inttoptr(address, F32.as_pointer())
 
 
+@emitted(types.CPointer(types.int32), types.int64)
+def int_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """As `float_pointer`, for int32."""
+    return builder.inttoptr(address, I32.as_pointer())
+
+
 @emitted(types.CPointer(types.int16), types.int64)
 def short_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """As `float_pointer`, for int16."""

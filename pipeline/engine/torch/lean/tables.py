@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.engine.torch.lean.vectors import LANES
+
 Longs = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
@@ -39,10 +41,22 @@ FLOAT32, INT8, BFLOAT16 = range(3)
 # Columns of `matrices`: one row for each of QKV, OUTPUT, GATE_UP and DOWN of every layer, then the output layer.
 WEIGHT, NUM_BLOCKS, BLOCK_BYTES, STEPS, START, SCALE, BIAS, NUM_FIELDS = range(8)
 QKV, OUTPUT, GATE_UP, DOWN, NUM_MATRICES = range(5)
+# Columns of `embedding`: kind of its entries, address, and bytes from one step of a token's row to the next, from one
+# token to the next, and from one block of 16 tokens to the next. A step is 4 bytes. EMBEDDING_SCALE is the address of a
+# float32 per token, 0 for none.
+(
+    EMBEDDING_KIND,
+    EMBEDDING_ADDRESS,
+    EMBEDDING_STEP,
+    EMBEDDING_TOKEN,
+    EMBEDDING_BLOCK,
+    EMBEDDING_SCALE,
+    NUM_EMBEDDING_FIELDS,
+) = range(7)
 # Columns of `norms`: address of the weights, 0 for none.
 INPUT_NORM, POST_NORM, Q_NORM, K_NORM, NUM_NORMS = range(5)
 # Rows of `buffers`, each (address, bytes per row). The row NONE stays 0: no buffer.
-X, H, BYTES, ROW_SCALE, QKV_OUT, ATTENDED, GATE_UP_OUT, GATED, GATED_BYTES, LOGITS, MAXIMA, ZEROS, NONE = range(13)
+X, H, BYTES, ROW_SCALE, QKV_OUT, ATTENDED, GATE_UP_OUT, GATED, GATED_BYTES, ZEROS, NONE = range(11)
 # `cache`: one row for keys, for values, and for the scales of each. Columns: address, bytes of an entry, largest
 # integer, and the strides in bytes of layers, slots, key heads, and blocks of 16 places (keys) or dims (values).
 KEYS, VALUES, KEY_SCALES, VALUE_SCALES = range(4)
@@ -85,6 +99,19 @@ def matrix_table(tensors: Mapping[str, Array], num_layers: int) -> Longs:
             if (values := tensors.get(f"{name}.{field}")) is not None:
                 entry[column] = values[place].ctypes.data
     return table
+
+
+def embedding_table(tensors: Mapping[str, Array], kind: int) -> Longs:
+    """The table `embedding`. kind: of the weights. A model without an embedding of its own shares the output layer's
+    weights."""
+    if "embedding" not in tensors:
+        weight, scale = tensors["head.weight"], tensors.get("head.scale")
+        steps = 4 * LANES, 4, weight[0].nbytes
+        return np.asarray([kind, weight.ctypes.data, *steps, 0 if scale is None else scale.ctypes.data], np.int64)
+    embedding = tensors["embedding"]
+    own_kind = BFLOAT16 if embedding.dtype == np.uint16 else FLOAT32
+    row_bytes = embedding.strides[0]
+    return np.asarray([own_kind, embedding.ctypes.data, 4, row_bytes, LANES * row_bytes, 0], np.int64)
 
 
 def norm_table(tensors: Mapping[str, Array], num_layers: int) -> Longs:

@@ -19,11 +19,8 @@ def draft_trees(draw: st.DrawFn, most: int = 20) -> DraftTree:
 
 def segment_of(slot: int, start: int, cached: int, num_pending: int, tree: DraftTree) -> Segment:
     tokens = np.arange(cached + num_pending, dtype=np.int32)
-    positions = list(range(cached, cached + num_pending))
-    for parent in tree.parents.tolist():
-        positions.append(positions[num_pending + parent if parent >= 0 else num_pending - 1] + 1)
     whole = Slot(slot, tokens, num_tokens=len(tokens), num_cached_tokens=cached)
-    return Segment(whole, tree, start, cached, num_pending, np.asarray(positions, np.int32))
+    return Segment(whole, tree, start, cached, num_pending)
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Parts of attention: tasks, runs and memory. Its results are compared in `test_lean_engine` and `test_same_bits`."""
+"""Parts of attention: tasks and memory. Its results are compared in `test_lean_engine` and `test_same_bits`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.decoding.tree import tree_from_lists
 from pipeline.engine.contract import VerifyItem
 from pipeline.engine.torch.lean.attention_tasks import max_task_rows, task_rows
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.engine import LeanEngine, _runs
+from pipeline.engine.torch.lean.engine import LeanEngine
 from pipeline.engine.torch.lean.plan import Kind
 from pipeline.engine.torch.lean.rows import mask_end
 from pipeline.engine.torch.lean.tables import ALIGNMENT
@@ -52,18 +52,6 @@ def test_the_end_of_a_row_is_hidden(count: int) -> None:
     np.testing.assert_array_equal(row, expected)
 
 
-def test_runs_lead_from_a_row_to_its_ancestors() -> None:
-    #  two pending tokens, then nodes 0 and 1 below the last one, node 2 below node 1, node 3 below node 0
-    assert _runs(2, tree_from_lists([5, 6, 7, 8], [-1, -1, 1, 0])) == [
-        (0, -1),
-        (0, -1),
-        (0, -1),
-        (3, 1),
-        (3, 1),
-        (5, 2),
-    ]
-
-
 def rows_of(engine: LeanEngine, prompt_len: int = 19) -> list[bytes]:
     """Logits of a tree after a prompt, as bytes."""
     engine.forget_cached()
@@ -89,5 +77,5 @@ def test_arrays_of_vectors_begin_at_cache_lines(tmp_path: Path) -> None:
     engine = lean_engine(tiny_model("llama"), "float32", tmp_path, 2)
     (logits,) = engine.verify([VerifyItem(engine.open(np.asarray([1, 2, 3])))])
     arrays = [engine._cache.keys, engine._cache.values, engine._scratch[1], engine._zeros, engine._counters]
-    arrays += [*engine._kept.values(), logits.logits._logits]  # type: ignore[union-attr]
+    arrays += [*engine._kept.values(), logits.logits.logits]  # type: ignore[union-attr]
     assert [array.ctypes.data % ALIGNMENT for array in arrays] == [0] * len(arrays)

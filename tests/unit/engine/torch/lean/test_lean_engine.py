@@ -17,6 +17,7 @@ from transformers.masking_utils import sdpa_mask
 from pipeline.decoding.tree import chain
 from pipeline.engine.contract import VerifyItem
 from pipeline.engine.torch.lean.layout import load_model, save_lean
+from pipeline.engine.torch.lean.node_logits import LeanLogits
 from pipeline.engine.torch.lean.plan import read_plan
 from pipeline.engine.torch.lean.shorts import max_integers
 from pipeline.engine.torch.lean.weights import map_weights
@@ -185,6 +186,23 @@ def test_top_k_are_the_most_probable_tokens(tmp_path: Path) -> None:
     np.testing.assert_allclose(probabilities[1], expected[ids[1]], rtol=1e-4)
     every, _ = logits.top_k(VOCAB_SIZE)
     assert sorted(every[0].tolist()) == list(range(VOCAB_SIZE)), "nothing behind the vocabulary"
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_pass_finds_the_same_tokens_as_a_search_after_it(num_threads: int, tmp_path: Path) -> None:
+    engine = lean_engine(tiny_model("llama"), "int8", tmp_path, num_threads)
+    first, second = engine.open(np.asarray([1, 2, 3])), engine.open(np.asarray([4]))
+    for k in (1, 7, VOCAB_SIZE):
+        items = [VerifyItem(first, chain([4, 5]), num_top=k), VerifyItem(second)]
+        for found in engine.verify(items):
+            assert found is not None
+            part = found.nodes  # type: ignore[attr-defined]
+            searched = LeanLogits.top_k(found.logits, part, k - 1 or 2)  # type: ignore[attr-defined]
+            for in_pass, after in zip(found.top_k(k), searched, strict=True):
+                width = min(in_pass.shape[1], after.shape[1])
+                np.testing.assert_array_equal(in_pass[:, :width], after[:, :width])
+        for sequence in (first, second):
+            engine.commit(sequence, [], [6])
 
 
 def test_cached_prefixes_are_found_and_copied(tmp_path: Path) -> None:
