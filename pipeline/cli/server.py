@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -219,10 +221,14 @@ def switch(
 
     The new server starts beside the old one and takes over when it is ready. The old one stops after its last request.
     If the memory does not hold both, running requests finish first, and new ones are refused until the new server is
-    ready. The new server runs in the background."""
+    ready. The new server runs in the background.
+
+    In a fleet of several machines switch the one with the OpenAI API first. If the others would get no requests any
+    more, the command prints what to run there."""
     from pipeline.checkpoint.disk import naming_full_disk
     from pipeline.dynamo.exchange import switch_fleet
-    from pipeline.dynamo.fleet import as_running, openai_url
+    from pipeline.dynamo.fleet import openai_url
+    from pipeline.dynamo.running_fleet import as_running
     from pipeline.server.run_folders import base_dir, run_dir
     from pipeline.server.startup import prepare
     from pipeline.server.switch import require_other, resolve_other, running_served
@@ -237,13 +243,22 @@ def switch(
     with output.working(f"preparing {resolved.profile.name}") as note, naming_full_disk(folder):
         served = prepare(resolved, where, note=note)
         started = time.monotonic()
-        state = switch_fleet(old, as_running(served, folder), where, base_dir(where), note).state
+        remedy = f"`{switch_command(profile, model, overrides or ())}`"
+        state = switch_fleet(old, as_running(served, folder), where, base_dir(where), note, remedy).state
     seconds = time.monotonic() - started
     if as_json:
         output.print_json({"model": state.model, "profile": state.profile, "seconds": round(seconds, 3)})
     else:
         announce(state, openai_url(run_dir(where)), resolved.profile.server)
         output.note(f"switched in {seconds:.1f} s")
+
+
+def switch_command(profile: str, model: str | None, overrides: Sequence[str]) -> str:
+    """The command of the same switch on another machine, which keeps its own settings of the server section."""
+    words = ["lookahead", "switch", "--profile", profile, *(["--model", model] if model else [])]
+    for override in overrides:
+        words += [] if override.startswith("server.") else ["--set", override]
+    return shlex.join(words)
 
 
 def announce(state: ServerState, url: str | None, server: ServerConfig) -> None:

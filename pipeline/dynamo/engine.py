@@ -30,7 +30,7 @@ from pipeline.dynamo.entries import Entries
 from pipeline.dynamo.metrics import PREFIX, DraftMetrics, speculative_decoding
 from pipeline.dynamo.request_tensors import TokenRequest, has_tools, takes_engine_data, token_request
 from pipeline.dynamo.servers import TritonServers
-from pipeline.dynamo.spec import MEMBERSHIP, TRITON_KEYS, WorkerSpec
+from pipeline.dynamo.spec import HAS_FRONT_END, MEMBERSHIP, TRITON_KEYS, WorkerSpec
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError, RequestError, ServerError, refused
 from pipeline.gateway.annotations import ENGINE_DATA, FAULT, FIGURES, REFUSAL, STATISTICS, annotation
@@ -97,7 +97,7 @@ class TritonEngine(LLMEngine):
         return EngineConfig(
             model=Path(spec.card_dir).name,
             served_model_name=spec.model,
-            runtime_data={MEMBERSHIP: spec.membership.model_dump()},
+            runtime_data={MEMBERSHIP: spec.membership.model_dump(), HAS_FRONT_END: spec.has_front_end},
             llm=LlmRegistration(
                 context_length=spec.max_seq_len,
                 kv_cache_block_size=KV_BLOCK_SIZE,

@@ -19,9 +19,10 @@ import httpx
 from pydantic import ValidationError
 
 from pipeline.config.folders import Folders
-from pipeline.dynamo.card import card_dir
+from pipeline.dynamo.card import card_dir, write_card
 from pipeline.dynamo.fleet import Fleet, start_fleet, stop_fleet
-from pipeline.dynamo.membership import compare_with_members, membership_of
+from pipeline.dynamo.membership import JOIN_AGAIN, compare_with_members, membership_of
+from pipeline.dynamo.running_fleet import has_joined
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.files import write_whole
@@ -56,19 +57,32 @@ _LEAVE_S = 20.0
 _POLL_S = 0.1
 
 
-def switch_fleet(before: PreparedServer, after: PreparedServer, folders: Folders, base: Path, note: Note) -> Fleet:
-    """Replace the running servers of `before` by detached servers of `after`. base: folder of the run folders.
+def switch_fleet(
+    before: PreparedServer, after: PreparedServer, folders: Folders, base: Path, note: Note, remedy: str = JOIN_AGAIN
+) -> Fleet:
+    """Replace the running servers of `before` by detached servers of `after`. base: folder of the run folders. remedy:
+    commands for joined machines that this switch leaves without requests.
 
+    On a machine that has joined a fleet, raises ServerError if the fleet would send no requests to the new servers.
     Raises ServerError with the reason if the new servers do not start. The old ones then continue, or start again. Also
     raises it while another switch runs."""
     with locked(base, _refuse):
         folder = serving_dir(base)
+        joined, server = has_joined(folder), after.resolved.profile.server
+        compare = partial(compare_with_members, server, note=note, remedy=remedy, has_joined=joined)
+        if joined:
+            compare(membership_of(after.artifact, write_card(after.artifact, free_dir(base))), join=True)
+        start = partial(start_fleet, folders=folders, join=joined, compare=False, detach=True, note=note)
         if (reason := obstacle(after, folder)) is None:
-            return _exchange(after, folders, base, note)
-        note(f"{reason}; running requests finish, then the old server stops before the new one starts")
-        _leave_learned(folder, folder, note)
-        start = partial(start_fleet, folders=folders, run_dir=folder, detach=True, note=note)
-        return switch_server(before, after, folder, note, partial(stop_fleet, folder, drain=True), start)
+            fleet = _exchange(after, partial(start, after, beside=True), base, note)
+        else:
+            note(f"{reason}; running requests finish, then the old server stops before the new one starts")
+            _leave_learned(folder, folder, note)
+            stop = partial(stop_fleet, folder, drain=True)
+            fleet = switch_server(before, after, folder, note, stop, partial(start, run_dir=folder))
+        if server.openai and not joined:
+            compare(membership_of(after.artifact, card_dir(after.artifact, serving_dir(base))), join=False)
+        return fleet
 
 
 def _refuse() -> NoReturn:
@@ -89,14 +103,16 @@ def obstacle(after: PreparedServer, folder: Path) -> str | None:
     return None
 
 
-def _exchange(after: PreparedServer, folders: Folders, base: Path, note: Note) -> Fleet:
+def _exchange(after: PreparedServer, start: Callable[..., Fleet], base: Path, note: Note) -> Fleet:
+    """Start servers beside the running ones, and stop those after their last request. start: starts the new servers
+    from a run folder."""
     old_dir, new_dir = serving_dir(base), free_dir(base)
     old = require_server(old_dir)
     stop_fleet(new_dir)  # servers of an interrupted switch
     _share_gateway(old_dir, new_dir)
     _leave_learned(old_dir, new_dir, note)
     note("starting the new server beside the old one")
-    fleet = start_fleet(after, folders, new_dir, beside=True, detach=True, note=note)
+    fleet = start(run_dir=new_dir)
     try:
         _redirect_gateway(old, fleet, after, base, new_dir)
     except BaseException:
@@ -107,9 +123,6 @@ def _exchange(after: PreparedServer, folders: Folders, base: Path, note: Note) -
     with suppress(TimeoutError):
         _wait(lambda: _status(new_dir).num_running_earlier == 0, DRAIN_SECONDS)
     stop_fleet(old_dir, drain=True)
-    if (server := after.resolved.profile.server).openai:
-        own = membership_of(after.artifact, card_dir(after.artifact, new_dir))
-        compare_with_members(server, own, False, note)
     return fleet
 
 

@@ -8,7 +8,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
@@ -28,7 +27,6 @@ from pipeline.errors import ServerError
 from pipeline.server.discovery import FILE_KV, check_etcd
 from pipeline.server.failure import transient_failure
 from pipeline.server.gateway import OPENAI, set_replicas
-from pipeline.server.log import LOG
 from pipeline.server.ports import LOOPBACK, choose_ports
 from pipeline.server.server import ATTEMPTS, RunningServer, stop_server
 from pipeline.server.service import (
@@ -48,8 +46,6 @@ from pipeline.server.state import (
     find_server,
     reachable,
     replica_dir,
-    require_server,
-    service_dir,
 )
 
 _POLL_S = 0.2
@@ -124,6 +120,7 @@ def start_fleet(
     *,
     join: bool = False,
     beside: bool = False,
+    compare: bool = True,
     detach: bool = False,
     verbose: bool = False,
     note: Note = lambda text: None,
@@ -132,8 +129,8 @@ def start_fleet(
     ServerError if one does not start, or if the machine must not join the fleet.
 
     join: start no front end, because the one of another machine finds the workers. beside: use free ports and start no
-    gateway, because the running gateway will switch to the new servers. detach: let the processes outlive this one once
-    all are ready."""
+    gateway, because the running gateway will switch to the new servers. compare: compare the engine with the
+    fleet's. detach: let the processes outlive this one once all are ready."""
     server = served.resolved.profile.server
     if beside:
         served = _on_free_ports(served)
@@ -144,7 +141,7 @@ def start_fleet(
     run_dir.mkdir(parents=True, exist_ok=True)
     card = write_card(served.artifact, run_dir)
     membership = membership_of(served.artifact, card)
-    if not beside:  # the old servers may have another engine
+    if compare:
         compare_with_members(server, membership, join, note)
     for attempt in range(ATTEMPTS):
         fleet = Fleet([], [])
@@ -168,7 +165,10 @@ def start_fleet(
             if server.gateway.enabled and not beside and len(states) > 1:
                 set_replicas(run_dir, states)
             numbers = range(1, server.replicas + 1)
-            workers = [worker_service(number, served.resolved, states, card, run_dir, membership) for number in numbers]
+            workers = [
+                worker_service(number, served.resolved, states, card, run_dir, membership, not join)
+                for number in numbers
+            ]
             for worker in workers:
                 _start(fleet, worker, run_dir)
             if not join:
@@ -238,29 +238,6 @@ def openai_url(run_dir: Path) -> str | None:
     if gateway is not None and OPENAI in gateway.ports:
         host, port = gateway.host, gateway.ports[OPENAI]
     return f"http://{reachable(host)}:{port}/v1"
-
-
-def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
-    """The same server with the OpenAI port and the number of replicas of the running one, for a switch of the profile.
-    Raises ServerError if the running server has joined another machine's fleet, or if its gateway or front end has
-    ended."""
-    running = require_server(run_dir)
-    ended = find_ended(run_dir, 0, bool(running.gateway_id))
-    if ended:
-        raise ServerError(
-            f"The {ended[0]} of this server has ended; its log is in {service_dir(run_dir, ended[0]) / LOG}. Run "
-            "`lookahead stop`, then `lookahead serve` again."
-        )
-    url = openai_url(run_dir)
-    if url is None and any(service.name.startswith(WORKER) for service in find_services(run_dir)):
-        raise ServerError(
-            "This server has joined the fleet of another machine. To change its profile, run `lookahead stop --drain` "
-            "and `lookahead serve --join`."
-        )
-    if url is None:
-        return replace(served, resolved=without_openai(served.resolved))
-    settings = {"openai_port": urlsplit(url).port, "replicas": running.replicas}
-    return replace(served, resolved=served.resolved.with_settings("server", openai=True, **settings))
 
 
 def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:

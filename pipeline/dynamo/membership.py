@@ -21,24 +21,28 @@ from pydantic import ValidationError
 
 from pipeline.checkpoint.hashing import file_sha256
 from pipeline.config.schema import ServerConfig
-from pipeline.dynamo.spec import DIGITS, DYNAMO_NAMESPACE, MEMBERSHIP, NAMESPACE, Membership
+from pipeline.dynamo.spec import DIGITS, DYNAMO_NAMESPACE, HAS_FRONT_END, MEMBERSHIP, NAMESPACE, Membership
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import Note, backend_of
-from pipeline.engine.fingerprint import differences, digest_of, version_of
+from pipeline.engine.fingerprint import code_digest, differences, digest_of, version_of
 from pipeline.errors import ServerError
 from pipeline.server.discovery import ANSWER_S, FILE_KV, LEASE_S, etcd_urls
 from pipeline.server.watch import is_https
 
-_PACKAGE = "lookahead-pipeline"
+# Entries that name this program.
+_PACKAGE, _CODE = "lookahead-pipeline", "code"
+# Commands for a machine without requests: those that always work.
+JOIN_AGAIN = "`lookahead stop --drain`, then `lookahead serve --join` with the model and settings of this machine"
 # Folder of the model cards in Dynamo's discovery.
 _CARDS = "v1/mdc"
 
 
 class Member(NamedTuple):
-    """A worker that is listed in discovery. host: its address."""
+    """A worker that is listed in discovery. host: its address. has_front_end: whether a front end runs beside it."""
 
     host: str
     membership: Membership
+    has_front_end: bool = False
 
 
 def membership_of(artifact: Artifact, card: Path, environment: Mapping[str, str] = os.environ) -> Membership:
@@ -53,52 +57,67 @@ def membership_of(artifact: Artifact, card: Path, environment: Mapping[str, str]
         "tokenizer and template": digest_of(files)[:DIGITS],
         "engine.max_seq_len": resolved.profile.engine.max_seq_len,
         _PACKAGE: version_of(_PACKAGE) or "not installed",
+        _CODE: code_digest()[:DIGITS],
     }
     return Membership(fleet=environment.get(DYNAMO_NAMESPACE) or NAMESPACE, engine=entries)
 
 
-def compare_with_members(server: ServerConfig, own: Membership, join: bool, note: Note) -> None:
+def compare_with_members(
+    server: ServerConfig, own: Membership, join: bool, note: Note, remedy: str = JOIN_AGAIN, has_joined: bool = False
+) -> None:
     """Compare the engine of this machine with those of the workers in discovery. join: raise ServerError if the machine
-    would join workers that do not agree with it; otherwise only report them."""
+    would get no requests; otherwise only report workers that get none from here. remedy: commands for those.
+    has_joined: whether the machine has joined already, and switches to this engine."""
     members = listed_members(server)
     if members is None:
         if join and server.discovery == "etcd":
             note("the engine is not compared with the fleet's, which etcd lists only with a certificate or a password")
     elif join:
-        require_agreement(own, members)
-    elif (text := disagreement(own, members)) is not None:
+        require_agreement(own, members, has_joined)
+    elif (text := disagreement(own, members, remedy)) is not None:
         note(text)
 
 
-def require_agreement(own: Membership, members: Sequence[Member]) -> None:
-    """Raise ServerError if the fleet has members, none of which agrees with this machine."""
-    others = _others_of(own, members)
-    if not others or any(each.membership == own for each in members):
+def require_agreement(own: Membership, members: Sequence[Member], has_joined: bool) -> None:
+    """Raise ServerError if the fleet has front ends, and none of them sends requests to this machine. While no front
+    end is listed, all workers count. has_joined: see `compare_with_members`."""
+    fleet = [each for each in members if each.membership.fleet == own.fleet]
+    decisive = [each for each in fleet if each.has_front_end] or fleet
+    if not decisive or any(each.membership == own for each in decisive):
         return
-    phrases, host = _nearest(own, others)
+    nearest, phrases = _nearest(own, decisive)
+    host, program = nearest.host, {name: own.engine[name] for name in (_PACKAGE, _CODE) if name in own.engine}
+    if nearest.membership.engine | program == own.engine:
+        remedy = f"Install the same commit of this program as on {host}."
+    elif has_joined:
+        remedy = f"Switch {host} first; `lookahead switch` there prints the command for this machine."
+    else:
+        remedy = (
+            f"Serve the same model with the same settings as {host}, or set {DYNAMO_NAMESPACE} to another name here, "
+            "for another fleet."
+        )
     raise ServerError(
-        f"--join: this machine may give other tokens than the fleet {own.fleet!r}, whose requests it would continue: "
-        f"{phrases} at {host}. Serve the same model with the same settings as {host}, or set {DYNAMO_NAMESPACE} to "
-        "another name here, for another fleet."
+        f"This machine may give other tokens than the fleet {own.fleet!r}, whose requests it would continue: {phrases} "
+        f"at {host}. {remedy}"
     )
 
 
-def disagreement(own: Membership, members: Sequence[Member]) -> str | None:
-    """Text about members that do not agree with this machine, whose front end does not use them; None if all do."""
-    others = _others_of(own, members)
+def disagreement(own: Membership, members: Sequence[Member], remedy: str) -> str | None:
+    """Text about joined machines to which this machine's front end sends no requests; None if there are none. remedy:
+    commands for them."""
+    others = [
+        each
+        for each in members
+        if each.membership.fleet == own.fleet and each.membership != own and not each.has_front_end
+    ]
     if not others:
         return None
-    phrases, host = _nearest(own, others)
+    nearest, phrases = _nearest(own, others)
     hosts = ", ".join(sorted({each.host for each in others}))
     return (
-        f"the workers at {hosts} get no requests from here, because they may give other tokens: {phrases} at {host}. "
-        "Run `lookahead stop --drain` there, then `lookahead serve --join` with the model and settings of this machine"
+        f"the workers at {hosts} get no requests from here, because they may give other tokens: {phrases} at "
+        f"{nearest.host}. Run there: {remedy}"
     )
-
-
-def _others_of(own: Membership, members: Sequence[Member]) -> list[Member]:
-    """The members of the same fleet that do not agree with `own`."""
-    return [each for each in members if each.membership.fleet == own.fleet and each.membership != own]
 
 
 def listed_members(server: ServerConfig, environment: Mapping[str, str] = os.environ) -> list[Member] | None:
@@ -112,11 +131,11 @@ def listed_members(server: ServerConfig, environment: Mapping[str, str] = os.env
     return list(_members(_cards_in_folder(Path(folder)))) if folder else []
 
 
-def _nearest(own: Membership, others: Sequence[Member]) -> tuple[str, str]:
-    """The differences from the member with the fewest, as text, and its host."""
-    found = [([*differences(own.engine, each.membership.engine)], each.host) for each in others]
-    phrases, host = min(found, key=lambda pair: len(pair[0]))
-    return "; ".join(phrases), host
+def _nearest(own: Membership, others: Sequence[Member]) -> tuple[Member, str]:
+    """The member with the fewest differences, and the differences as text."""
+    found = [(each, [*differences(own.engine, each.membership.engine)]) for each in others]
+    nearest, phrases = min(found, key=lambda pair: len(pair[1]))
+    return nearest, "; ".join(phrases)
 
 
 def _members(cards: Iterable[bytes]) -> Iterator[Member]:
@@ -124,9 +143,9 @@ def _members(cards: Iterable[bytes]) -> Iterator[Member]:
         # A card of another program has no membership, and a file may be incomplete.
         with suppress(ValueError, KeyError, TypeError, ValidationError):
             found: Any = json.loads(card)["card_json"]
-            membership = Membership.model_validate(found["runtime_config"]["runtime_data"][MEMBERSHIP])
-            address = found["model_info"]["hf_config_json"]["path"]
-            yield Member(urlsplit(address).hostname or "an unknown address", membership)
+            data, address = found["runtime_config"]["runtime_data"], found["model_info"]["hf_config_json"]["path"]
+            host = urlsplit(address).hostname or "an unknown address"
+            yield Member(host, Membership.model_validate(data[MEMBERSHIP]), bool(data.get(HAS_FRONT_END)))
 
 
 def _cards_in_folder(folder: Path) -> Iterator[bytes]:

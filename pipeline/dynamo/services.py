@@ -74,9 +74,10 @@ def worker_service(
     card_dir: Path,
     run_dir: Path,
     membership: Membership,
+    has_front_end: bool = True,
 ) -> Service:
     """Service of a worker. number: of its Triton server, counted from 1. states: all Triton servers of this machine in
-    the order of their numbers. card_dir: see `write_card`."""
+    the order of their numbers. card_dir: see `write_card`. has_front_end: see `WorkerSpec`."""
     profile, index = resolved.profile, number - 1
     states = [*states[index:], *states[:index]]  # the worker's own server first
     entries = service_dir(run_dir, f"{WORKER}-{number}") / ENTRIES
@@ -87,6 +88,7 @@ def worker_service(
         card_dir=str(card_dir),
         discovery=profile.server.discovery,
         membership=membership,
+        has_front_end=has_front_end,
         has_other_machines=has_other_machines(profile.server),
         max_seq_len=profile.engine.max_seq_len,
         max_batch_size=profile.engine.max_batch_size,

@@ -19,6 +19,8 @@ TRITON_KEYS = "LOOKAHEAD_TRITON_KEYS"
 
 # Key of a worker's `Membership` in the runtime data of its model card.
 MEMBERSHIP = "lookahead"
+# Key of `WorkerSpec.has_front_end` there.
+HAS_FRONT_END = "lookahead_has_front_end"
 # Length of a digest in a name or a message.
 DIGITS = 12
 
@@ -46,6 +48,7 @@ class WorkerSpec(Frozen):
     card_dir: str = Field(description="Folder with the model's configuration, tokenizer and chat template.")
     discovery: str = Field("file", description="Value of `server.discovery`.")
     membership: Membership = Field(description="Published in the model card.")
+    has_front_end: bool = Field(True, description="Whether a front end of the fleet runs beside the worker.")
     has_other_machines: bool = Field(False, description="Whether workers of other machines can continue a request.")
     max_seq_len: int = Field(description="Limit of prompt and output of one sequence, in tokens.")
     max_batch_size: int = Field(description="Limit of sequences in a batch.")

@@ -21,6 +21,8 @@ from pipeline.errors import BuildError
 Flag = str | int | float | bool
 # Instruction sets that a pass may use, as Linux names them.
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+# Folders of the package with the code that the tokens of an output depend on.
+TOKEN_CODE = ("backends", "decoding", "dynamo", "engine", "llmapi", "triton_models")
 
 
 class Fingerprint(Frozen):
@@ -115,6 +117,16 @@ def commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None  # git is not installed
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+@functools.cache
+def code_digest(package: Path = Path(__file__).parents[1]) -> str:
+    """Hash of the sources in TOKEN_CODE, in which two commits of one version may differ."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in TOKEN_CODE for path in (package / folder).rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
 
 
 @functools.cache

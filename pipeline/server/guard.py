@@ -102,6 +102,11 @@ def start_guard(spec: GuardSpec) -> subprocess.Popen[bytes]:
     )
 
 
+def read_spec(folder: Path) -> GuardSpec:
+    """The spec of the guard that was started last in a folder."""
+    return GuardSpec(**json.loads((folder / _SPEC).read_text(encoding="utf-8")))
+
+
 def release_guard(guard: subprocess.Popen[bytes]) -> None:
     """Let a guard outlive this process. A second call does nothing."""
     assert guard.stdin is not None
@@ -129,7 +134,7 @@ def owner() -> tuple[int, int] | None:
 
 def main() -> int:
     """Run the server of the spec file, with restarts. Returns its last exit code."""
-    spec = GuardSpec(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    spec = read_spec(Path(sys.argv[1]).parent)
     log = Path(spec.folder, LOG)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)

@@ -13,7 +13,8 @@ import pytest
 
 from pipeline.config.folders import Folders
 from pipeline.dynamo.exchange import switch_fleet
-from pipeline.dynamo.fleet import Fleet, as_running, check_fleet, openai_url, start_fleet, stop_fleet
+from pipeline.dynamo.fleet import Fleet, check_fleet, openai_url, start_fleet, stop_fleet
+from pipeline.dynamo.running_fleet import as_running
 from pipeline.errors import ServerError
 from pipeline.server.discovery import FILE_KV
 from pipeline.server.metrics import read_metrics
@@ -90,7 +91,10 @@ def test_a_machine_with_another_quantization_does_not_join(first: First, tmp_pat
     alone = first.answers()
     where = own_folders(tmp_path / "other")
 
-    with pytest.raises(ServerError, match=r"--join: .*engine.quantization int8 instead of none at 127.0.0.1. Serve"):
+    with pytest.raises(
+        ServerError,
+        match=r"This machine may give other tokens .*engine.quantization int8 instead of none at 127.0.0.1. Serve",
+    ):
         start_fleet(prepared(where, *SETTINGS, INT8), where, tmp_path / "second", join=True)
 
     assert not find_services(tmp_path / "second")

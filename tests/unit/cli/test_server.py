@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cli.server import announce
+from pipeline.cli.server import announce, switch_command
 from pipeline.config.folders import folders
 from pipeline.config.schema import ApiKey, ServerConfig
 from pipeline.server.installation import VARIABLE
@@ -72,6 +72,17 @@ def test_status_names_the_folder_of_another_users_server_whose_state_is_private(
     code, out, err = run(capsys, "status")
     assert (code, out) == (2, "no server is running\n")
     assert f"another user may run one from {engines}" in err.replace("\n", "")
+
+
+def test_the_command_for_other_machines_keeps_their_addresses():
+    overrides = ("drafting.planner=fixed", "server.http_port=9", "model.dtype=float32")
+    command = switch_command("my throughput.yaml", "smollm2-135m", overrides)
+
+    assert command == (
+        "lookahead switch --profile 'my throughput.yaml' --model smollm2-135m --set drafting.planner=fixed "
+        "--set model.dtype=float32"
+    )
+    assert switch_command("throughput", None, ()) == "lookahead switch --profile throughput"
 
 
 def test_switch_needs_a_server_and_a_profile(engines, capsys):

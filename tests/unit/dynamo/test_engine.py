@@ -13,7 +13,7 @@ from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
 
 from pipeline.dynamo import engine
 from pipeline.dynamo.engine import TritonEngine
-from pipeline.dynamo.spec import MEMBERSHIP, Membership
+from pipeline.dynamo.spec import HAS_FRONT_END, MEMBERSHIP, Membership
 from pipeline.dynamo.triton_stream import TokenChunk
 from pipeline.errors import BusyError, EngineError, RequestError, ServerError
 from pipeline.server.discovery import ETCD_ENDPOINTS, FILE_KV
@@ -206,7 +206,9 @@ def test_a_worker_publishes_its_membership(monkeypatch):
             finally:
                 await worker.cleanup()
 
-    assert Membership.model_validate(asyncio.run(start())[MEMBERSHIP]) == FLEET
+    published = asyncio.run(start())
+    assert Membership.model_validate(published[MEMBERSHIP]) == FLEET
+    assert published[HAS_FRONT_END] is SPEC.has_front_end
 
 
 def test_a_worker_starts_without_its_own_server_if_another_one_is_ready(monkeypatch):

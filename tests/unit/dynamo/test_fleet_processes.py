@@ -11,8 +11,9 @@ import pytest
 from pipeline.config.folders import folders
 from pipeline.config.resolution import resolve_config
 from pipeline.dynamo import fleet, membership
-from pipeline.dynamo.fleet import Fleet, as_running, find_ended, start_fleet
+from pipeline.dynamo.fleet import Fleet, find_ended, start_fleet
 from pipeline.dynamo.membership import Member
+from pipeline.dynamo.running_fleet import as_running
 from pipeline.dynamo.services import FRONT_END
 from pipeline.errors import ServerError
 from pipeline.server.gateway import OPENAI
@@ -176,12 +177,12 @@ def test_a_machine_with_another_engine_than_its_fleet_starts_nothing(started, tm
     monkeypatch.setattr(membership, "listed_members", lambda server: [other])
     monkeypatch.setattr(fleet, "wait_until_ready", lambda *_: None)
 
-    with pytest.raises(ServerError, match=r"^--join: .* dtype float32 instead of bfloat16 at 10.0.0.7"):
+    with pytest.raises(ServerError, match=r"^This machine .* dtype float32 instead of bfloat16 at 10.0.0.7"):
         start_fleet(served_with(), folders(), tmp_path, join=True)
     assert not started
 
     notes: list[str] = []
-    start_fleet(served_with(), folders(), tmp_path, beside=True, note=notes.append)
+    start_fleet(served_with(), folders(), tmp_path, beside=True, compare=False, note=notes.append)
     assert not notes, "a switch changes the engine while the old one is listed"
     start_fleet(served_with(), folders(), tmp_path, note=notes.append)
     assert "the workers at 10.0.0.7 get no requests" in notes[0]

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.config.schema import ServerConfig
 from pipeline.dynamo.membership import Member, compare_with_members, listed_members, membership_of
-from pipeline.dynamo.spec import DYNAMO_NAMESPACE, MEMBERSHIP, Membership
+from pipeline.dynamo.spec import DYNAMO_NAMESPACE, HAS_FRONT_END, MEMBERSHIP, Membership
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import backend_of
 from pipeline.errors import ServerError
@@ -34,12 +34,12 @@ def artifact_of(resolved: Any, checkpoint: str = "0" * 64) -> Artifact:
     return cast(Artifact, SimpleNamespace(resolved=resolved, manifest=SimpleNamespace(fingerprint=fingerprint)))
 
 
-def card_of(membership: Any, host: str = "10.0.0.7") -> bytes:
+def card_of(membership: Any, **published: bool) -> bytes:
     """An entry of discovery, as Dynamo 1.4.2 writes it."""
     card = {
         "display_name": "m",
-        "model_info": {"hf_config_json": {"path": f"http://{host}:9/v1/metadata/config.json"}},
-        "runtime_config": {"context_length": 9, "runtime_data": {MEMBERSHIP: membership}},
+        "model_info": {"hf_config_json": {"path": "http://10.0.0.7:9/v1/metadata/config.json"}},
+        "runtime_config": {"context_length": 9, "runtime_data": {MEMBERSHIP: membership, **published}},
     }
     return json.dumps({"type": "Model", "namespace": "n", "card_json": card}).encode()
 
@@ -52,7 +52,7 @@ class Etcd(Handler):
         if (self.path, asked) != ("/v3/kv/range", {"key": b"v1/mdc/", "range_end": b"v1/mdc0"}):
             self.answer(status=400)
             return
-        cards = (card_of(OWN.model_dump()), b'{"card_json": {"runtime_config": {}}}')
+        cards = (card_of(OWN.model_dump(), **{HAS_FRONT_END: True}), b'{"card_json": {"runtime_config": {}}}')
         self.answer(json.dumps({"kvs": [{"value": base64.b64encode(card).decode()} for card in cards]}).encode())
 
 
@@ -139,17 +139,19 @@ def test_workers_in_a_shared_folder_are_listed_while_they_renew_their_entries(tm
 def test_workers_in_etcd_are_listed_by_the_first_member_that_answers() -> None:
     with serving(Etcd) as port, serving(Denying) as denying:
         urls = f"https://127.0.0.1:{port},{CLOSED},http://[1,http://\x01:1,http://127.0.0.1:{denying},http://127.0.0.1:{port}"
-        assert listed_members(server("etcd"), {ETCD_ENDPOINTS: urls}) == [Member("10.0.0.7", OWN)]
+        assert listed_members(server("etcd"), {ETCD_ENDPOINTS: urls}) == [Member("10.0.0.7", OWN, has_front_end=True)]
         assert listed_members(server("etcd"), {ETCD_ENDPOINTS: f"http://127.0.0.1:{denying}"}) is None
     assert listed_members(server("etcd"), {ETCD_ENDPOINTS: f"https://127.0.0.1:{port}"}) is None
     assert listed_members(server("kubernetes"), {}) is None
 
 
-def compared(members: list[Member] | None, monkeypatch: pytest.MonkeyPatch, join: bool = True) -> list[str]:
+def compared(
+    members: list[Member] | None, monkeypatch: pytest.MonkeyPatch, join: bool = True, **options: Any
+) -> list[str]:
     """Notes of a comparison of OWN with these members."""
     monkeypatch.setattr("pipeline.dynamo.membership.listed_members", lambda server: members)
     notes: list[str] = []
-    compare_with_members(server("etcd"), OWN, join, notes.append)
+    compare_with_members(server("etcd"), OWN, join, notes.append, **options)
     return notes
 
 
@@ -159,7 +161,7 @@ def test_a_machine_that_may_give_other_tokens_does_not_join(monkeypatch: pytest.
         compared([Member("10.0.0.8", far), Member("10.0.0.7", OTHER)], monkeypatch)
 
     assert str(refusal.value) == (
-        "--join: this machine may give other tokens than the fleet 'lookahead', whose requests it would continue: "
+        "This machine may give other tokens than the fleet 'lookahead', whose requests it would continue: "
         "engine.quantization int8 instead of none at 10.0.0.7. Serve the same model with the same settings as "
         "10.0.0.7, or set DYN_NAMESPACE to another name here, for another fleet."
     )
@@ -170,7 +172,8 @@ def test_a_machine_that_may_give_other_tokens_does_not_join(monkeypatch: pytest.
     [
         [],
         [Member("10.0.0.7", OWN)],
-        [Member("10.0.0.7", OTHER), Member("10.0.0.8", OWN)],  # a switch has begun
+        [Member("10.0.0.7", OTHER), Member("10.0.0.8", OWN)],
+        [Member("10.0.0.7", OTHER, True), Member("10.0.0.7", OWN, True)],  # a switch has begun
         [Member("10.0.0.7", OTHER.model_copy(update={"fleet": "team"}))],
     ],
 )
@@ -180,18 +183,38 @@ def test_a_machine_joins_an_empty_fleet_and_one_with_its_engine(
     assert compared(members, monkeypatch) == []
 
 
+def test_a_machine_does_not_join_one_that_a_switch_has_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [Member("10.0.0.8", OWN), Member("10.0.0.7", OTHER, has_front_end=True)]
+    with pytest.raises(ServerError, match=r"at 10.0.0.7. Serve the same model"):
+        compared(members, monkeypatch)
+    with pytest.raises(ServerError, match=r"at 10.0.0.7. Switch 10.0.0.7 first; `lookahead switch` there prints"):
+        compared(members, monkeypatch, has_joined=True)
+
+
+def test_a_machine_with_another_commit_is_told_to_install_the_same(card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = membership_of(artifact_of(tiny()), card, {})
+    other = own.model_copy(update={"engine": {**own.engine, "code": "0" * 12}})
+    monkeypatch.setattr("pipeline.dynamo.membership.listed_members", lambda server: [Member("10.0.0.7", other, True)])
+
+    assert other.namespace != own.namespace
+    with pytest.raises(ServerError, match=r"code \w{12} instead of 0{12} at 10.0.0.7. Install the same commit"):
+        compare_with_members(server("etcd"), own, True, print)
+
+
 def test_workers_without_requests_are_reported_at_the_machine_with_the_front_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     members = [Member("10.0.0.9", OTHER), Member("10.0.0.7", OTHER), Member("10.0.0.5", OWN)]
+    members.append(Member("10.0.0.4", OTHER, has_front_end=True))  # has requests of its own
     (note,) = compared(members, monkeypatch, join=False)
 
     assert note == (
         "the workers at 10.0.0.7, 10.0.0.9 get no requests from here, because they may give other tokens: "
-        "engine.quantization int8 instead of none at 10.0.0.9. Run `lookahead stop --drain` there, then `lookahead "
-        "serve --join` with the model and settings of this machine"
+        "engine.quantization int8 instead of none at 10.0.0.9. Run there: `lookahead stop --drain`, then "
+        "`lookahead serve --join` with the model and settings of this machine"
     )
-    assert compared(members[-1:], monkeypatch, join=False) == []
+    assert compared(members, monkeypatch, join=False, remedy="`this`")[0].endswith(" at 10.0.0.9. Run there: `this`")
+    assert compared(members[2:], monkeypatch, join=False) == []
 
 
 def test_an_etcd_that_does_not_list_the_workers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pipeline
-from pipeline.engine.fingerprint import commit, cpu_name, version_of
+from pipeline.engine.fingerprint import TOKEN_CODE, code_digest, commit, cpu_name, version_of
 
 
 def test_the_commit_is_that_of_the_checkout_if_there_is_one() -> None:
@@ -20,6 +20,28 @@ def test_the_commit_is_that_of_the_checkout_if_there_is_one() -> None:
 def test_a_package_has_a_version_or_is_not_there() -> None:
     assert version_of("numpy") == metadata.version("numpy")
     assert version_of("no-such-package") is None
+
+
+def test_a_change_of_code_that_tokens_depend_on_changes_its_digest(tmp_path: Path) -> None:
+    def digest() -> str:
+        return code_digest.__wrapped__(tmp_path)
+
+    (tmp_path / "engine" / "torch").mkdir(parents=True)
+    (tmp_path / "cli").mkdir()
+    digests = [digest()]
+    for change in ("engine/torch/a.py", "engine/torch/b.py", "cli/a.py", "engine/note.txt"):
+        (tmp_path / change).write_text("x = 1")
+        digests.append(digest())
+    (tmp_path / "engine/torch/a.py").rename(tmp_path / "engine/torch/c.py")
+    digests.append(digest())
+
+    assert len(set(digests[:3])) == 3
+    assert digests[2] == digests[3] == digests[4] != digests[5]
+
+
+def test_the_folders_of_the_code_exist() -> None:
+    package = Path(pipeline.__file__).parent
+    assert all(any((package / folder).glob("*.py")) for folder in TOKEN_CODE)
 
 
 def test_processors_of_one_name_differ_by_family_and_model(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""What a switch keeps of the running fleet of this machine: addresses, number of servers, and discovery."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pipeline.dynamo.fleet import find_ended, openai_url, without_openai
+from pipeline.dynamo.services import WORKER
+from pipeline.dynamo.spec import DYNAMO_NAMESPACE, NAMESPACE, WorkerSpec
+from pipeline.errors import ServerError
+from pipeline.server.discovery import ETCD_ENDPOINTS, FILE_KV, etcd_urls
+from pipeline.server.guard import GuardSpec, read_spec
+from pipeline.server.log import LOG
+from pipeline.server.service import find_services
+from pipeline.server.startup import PreparedServer
+from pipeline.server.state import require_server, service_dir
+
+
+def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
+    """The same server with the OpenAI port, the number of replicas and the discovery of the running one, for a switch
+    of the profile. Raises ServerError if its gateway or front end has ended, or if this process would put the new
+    server into another fleet."""
+    running = require_server(run_dir)
+    ended = find_ended(run_dir, 0, bool(running.gateway_id))
+    if ended:
+        raise ServerError(
+            f"The {ended[0]} of this server has ended; its log is in {service_dir(run_dir, ended[0]) / LOG}. Run "
+            "`lookahead stop`, then `lookahead serve` again."
+        )
+    url = openai_url(run_dir)
+    if url is None and not has_joined(run_dir):
+        return replace(served, resolved=without_openai(served.resolved))
+    worker = read_spec(service_dir(run_dir, f"{WORKER}-1"))
+    spec = WorkerSpec.model_validate_json(worker.command[-1])
+    _require_same_fleet(spec, worker)
+    settings = {"openai": True, "replicas": running.replicas, "discovery": spec.discovery}
+    if url is not None:
+        settings["openai_port"] = urlsplit(url).port
+    return replace(served, resolved=served.resolved.with_settings("server", **settings))
+
+
+def has_joined(run_dir: Path) -> bool:
+    """Whether the running server has joined the fleet of another machine: it has workers and no front end."""
+    return openai_url(run_dir) is None and any(each.name.startswith(WORKER) for each in find_services(run_dir))
+
+
+def _require_same_fleet(spec: WorkerSpec, worker: GuardSpec, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise ServerError if the environment of this process is that of another fleet than a running worker's."""
+    started = worker.environment
+    found: dict[str, tuple[object, object]] = {
+        DYNAMO_NAMESPACE: (spec.membership.fleet, environment.get(DYNAMO_NAMESPACE) or NAMESPACE)
+    }
+    if spec.discovery == "etcd":
+        found[ETCD_ENDPOINTS] = (etcd_urls(started), etcd_urls(environment))
+    elif spec.discovery == "file":
+        found[FILE_KV] = (started[FILE_KV] if spec.has_other_machines else None, environment.get(FILE_KV))
+    for name, (before, now) in found.items():
+        if before != now:
+            raise ServerError(
+                f"The new server would be in another fleet than the running one: {name} is now {_text(now)} instead of "
+                f"{_text(before)}. Set the environment of this command as it was when the server was started."
+            )
+
+
+def _text(value: object) -> str:
+    return "not set" if value is None else ",".join(value) if isinstance(value, list) else str(value)
