@@ -88,11 +88,11 @@ class TritonEngine(LLMEngine):
             await asyncio.sleep(_READY_POLL_S)
         if (folder := os.environ.get(FILE_KV)) is not None:
             entries = Entries(Path(folder), worker_id)
-            Path(spec.entries_path).write_text(f"{entries.pattern}\n", encoding="utf-8")
+            self._list_entries(f"{entries.pattern}\n")
             self._keeping = asyncio.create_task(entries.keep())
         elif spec.discovery == "etcd":  # the id is that of the lease of all its entries
             lines = [f'{url}/v3/lease/revoke {{"ID": "{worker_id}"}}\n' for url in etcd_urls()]
-            Path(spec.entries_path).write_text("".join(lines), encoding="utf-8")
+            self._list_entries("".join(lines))
         blocks = math.ceil(spec.max_seq_len / KV_BLOCK_SIZE)
         return EngineConfig(
             model=Path(spec.card_dir).name,
@@ -106,6 +106,13 @@ class TritonEngine(LLMEngine):
                 max_num_batched_tokens=spec.max_seq_len,
             ),
         )
+
+    def _list_entries(self, text: str) -> None:
+        """Write the entries for the guard, which removes them if this process is killed."""
+        try:
+            Path(self._spec.entries_path).write_text(text, encoding="utf-8")
+        except OSError as error:  # a full disk; then Dynamo removes the entries some seconds after a kill
+            logger.warning("%s: %s", self._spec.entries_path, error.strerror)
 
     async def generate(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
         """Yield the chunks of the output as they arrive.

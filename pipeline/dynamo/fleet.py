@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,8 +12,8 @@ from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.card import write_card
 from pipeline.dynamo.membership import compare_with_members, membership_of
+from pipeline.dynamo.own_discovery import create_discovery, remove_discovery
 from pipeline.dynamo.services import (
-    DISCOVERY,
     FRONT_END,
     WORKER,
     check_tool_call_parser,
@@ -24,7 +23,7 @@ from pipeline.dynamo.services import (
 )
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
-from pipeline.server.discovery import FILE_KV, check_etcd
+from pipeline.server.discovery import FILE_KV, check_etcd, has_other_machines
 from pipeline.server.failure import transient_failure
 from pipeline.server.gateway import OPENAI, set_replicas
 from pipeline.server.ports import LOOPBACK, choose_ports
@@ -93,6 +92,9 @@ class Fleet:
                 running.guard.terminate()
             for running in group:
                 running.stop()
+        for server in self.servers[:1]:
+            if find_own(server.run_dir) is None:  # after a second switch, other servers run from there
+                remove_discovery(server.run_dir)
 
     @property
     def _front_ends(self) -> list[RunningService]:
@@ -146,8 +148,10 @@ def start_fleet(
     for attempt in range(ATTEMPTS):
         fleet = Fleet([], [])
         with ExitStack() as stack:
+            if not has_other_machines(server):
+                create_discovery(run_dir)
+                stack.callback(remove_discovery, run_dir)
             stack.callback(fleet.stop)
-            shutil.rmtree(run_dir / DISCOVERY, ignore_errors=True)  # entries of killed servers
             for number in range(1, server.replicas + 1):
                 first = number == 1
                 running = launch(
@@ -246,7 +250,11 @@ def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
     stop_service(run_dir, FRONT_END, drain=drain)
     workers = [state.name for state in find_services(run_dir) if state.name != GATEWAY]
     stop_service(run_dir, *workers, drain=drain)
-    return stop_server(run_dir, *sorted(run_dir.glob("replica-*")), drain=drain)  # the gateway ends with the last one
+    stopped = stop_server(
+        run_dir, *sorted(run_dir.glob("replica-*")), drain=drain
+    )  # the gateway ends with the last one
+    remove_discovery(run_dir)
+    return stopped
 
 
 def _start(fleet: Fleet, service: Service, run_dir: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from pipeline.config.folders import CODE
 from pipeline.config.schema import ModelConfig, ResolvedConfig, ServerConfig
 from pipeline.config.threads import NUM_THREADS
+from pipeline.dynamo.own_discovery import DISCOVERY
 from pipeline.dynamo.spec import DYNAMO_NAMESPACE, RPC_HOST, TRITON_KEYS, Membership, WorkerSpec
 from pipeline.engine.backend import backend_of
 from pipeline.errors import ServerError
@@ -21,7 +22,6 @@ from pipeline.server.state import ServerState, reachable, service_dir
 from pipeline.server.watch import answers
 
 FRONT_END, WORKER = "front-end", "worker"
-DISCOVERY = "discovery"
 # File with a worker's entries in discovery, see `GuardSpec.leftovers_path`.
 ENTRIES = "entries"
 INSTALL = "pip install 'lookahead-pipeline[dynamo]'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from pipeline.config.resolution import resolve_config
 from pipeline.dynamo import fleet, membership
 from pipeline.dynamo.fleet import Fleet, find_ended, start_fleet
 from pipeline.dynamo.membership import Member
+from pipeline.dynamo.own_discovery import remove_discovery
 from pipeline.dynamo.running_fleet import as_running
 from pipeline.dynamo.services import FRONT_END
 from pipeline.errors import ServerError
@@ -35,6 +37,7 @@ class Process:
         self.log_path = log_path
         self.openai = openai
         self.state = None
+        self.run_dir = Path("/none")
         self.code: int | None = None
         self.is_stopped = False
         self.gateway: Process | None = None
@@ -135,7 +138,7 @@ def test_a_switch_is_refused_without_the_gateway_or_the_front_end(services, ende
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Process]]:
     """Processes that `start_fleet` starts; the first front end finds its port taken."""
     processes: list[Process] = []
 
@@ -164,7 +167,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
         "wait_until_ready": wait_until_ready,
     }.items():
         monkeypatch.setattr(fleet, name, replacement)
-    return processes
+    yield processes
+    remove_discovery(tmp_path)
 
 
 def served_with(*overrides: str) -> PreparedServer:

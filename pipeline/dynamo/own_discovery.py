@@ -1,0 +1,28 @@
+"""Dynamo's discovery folder of a fleet without other machines: in memory, with a link in the run folder.
+
+A worker writes its entries there whenever it starts, so on a full disk a killed worker would not come back.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+DISCOVERY = "discovery"
+_MEMORY = Path("/dev/shm")  # Triton needs it, too
+_PREFIX = "lookahead-discovery-"
+
+
+def create_discovery(run_dir: Path) -> None:
+    """Create an empty folder, readable for this user only, and remove that of an earlier fleet."""
+    remove_discovery(run_dir)
+    (run_dir / DISCOVERY).symlink_to(tempfile.mkdtemp(prefix=_PREFIX, dir=_MEMORY))
+
+
+def remove_discovery(run_dir: Path) -> None:
+    """Remove the folder and its link, if they exist."""
+    link = run_dir / DISCOVERY
+    if link.is_symlink():
+        shutil.rmtree(link.readlink(), ignore_errors=True)
+        link.unlink(missing_ok=True)
