@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -25,12 +27,26 @@ def etcd_path() -> str | None:
 
 
 class Etcd:
-    """One member. folder: of its data and its log."""
+    """One member. folder: of its data and its log. certificate, key: PEM files of a member that requires TLS, for it
+    and for its clients."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, certificate: Path | None = None, key: Path | None = None) -> None:
         folder.mkdir()
         self._folder = folder
         self.url, self._peer_url = (f"http://{LOOPBACK}:{free_port(LOOPBACK)}" for _ in range(2))
+        self._options: dict[str, object] = {}
+        self.credentials: dict[str, Any] = {}
+        if certificate and key:
+            self.url = self.url.replace("http:", "https:")
+            self._options = {
+                "cert-file": certificate,
+                "key-file": key,
+                "trusted-ca-file": certificate,
+                "client-cert-auth": "true",
+            }
+            context = ssl.create_default_context(cafile=certificate)
+            context.load_cert_chain(certificate, key)
+            self.credentials = {"verify": context}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -45,6 +61,7 @@ class Etcd:
             "initial-advertise-peer-urls": self._peer_url,
             "initial-cluster": f"default={self._peer_url}",
             "unsafe-no-fsync": "true",
+            **self._options,
         }
         with (self._folder / "log").open("ab") as log:
             command = [path, *(f"--{name}={value}" for name, value in options.items())]
@@ -58,6 +75,6 @@ class Etcd:
 
     def _is_healthy(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health", timeout=1.0, trust_env=False).status_code == 200
+            return httpx.get(f"{self.url}/health", timeout=1.0, trust_env=False, **self.credentials).status_code == 200
         except httpx.HTTPError:
             return False

@@ -7,7 +7,6 @@ model card does not have this effect: the front end (1.4.2) logs that it differs
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import time
@@ -21,13 +20,13 @@ from pydantic import ValidationError
 
 from pipeline.checkpoint.hashing import file_sha256
 from pipeline.config.schema import ServerConfig
+from pipeline.dynamo.etcd import values_below
 from pipeline.dynamo.spec import DIGITS, DYNAMO_NAMESPACE, HAS_FRONT_END, MEMBERSHIP, NAMESPACE, Membership
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import Note, backend_of
 from pipeline.engine.fingerprint import code_digest, differences, digest_of, version_of
 from pipeline.errors import ServerError
-from pipeline.server.discovery import ANSWER_S, FILE_KV, LEASE_S, etcd_urls
-from pipeline.server.watch import is_https
+from pipeline.server.discovery import FILE_KV, LEASE_S
 
 # Entries that name this program.
 _PACKAGE, _CODE = "lookahead-pipeline", "code"
@@ -68,11 +67,15 @@ def compare_with_members(
     """Compare the engine of this machine with those of the workers in discovery. join: raise ServerError if the machine
     would get no requests; otherwise only report workers that get none from here. remedy: commands for those.
     has_joined: whether the machine has joined already, and switches to this engine."""
-    members = listed_members(server)
-    if members is None:
-        if join and server.discovery == "etcd":
-            note("the engine is not compared with the fleet's, which etcd lists only with a certificate or a password")
-    elif join:
+    try:
+        members = listed_members(server)
+    except ServerError as error:
+        if join:
+            note(
+                f"the engine is not compared with the fleet's ({error}); if they differ, this machine gets no requests"
+            )
+        return
+    if join:
         require_agreement(own, members, has_joined)
     elif (text := disagreement(own, members, remedy)) is not None:
         note(text)
@@ -120,14 +123,12 @@ def disagreement(own: Membership, members: Sequence[Member], remedy: str) -> str
     )
 
 
-def listed_members(server: ServerConfig, environment: Mapping[str, str] = os.environ) -> list[Member] | None:
-    """The workers in discovery. None if they cannot be listed: in Kubernetes, and in an etcd with TLS or users."""
+def listed_members(server: ServerConfig, environment: Mapping[str, str] = os.environ) -> list[Member]:
+    """The workers in discovery; none in Kubernetes, where all have one template. Raises ServerError if etcd does not
+    list them."""
     if server.discovery == "etcd":
-        cards = _cards_in_etcd(etcd_urls(environment))
-        return None if cards is None else list(_members(cards))
-    if server.discovery != "file":
-        return None
-    folder = environment.get(FILE_KV)
+        return list(_members(values_below(f"{_CARDS}/", environment)))
+    folder = environment.get(FILE_KV) if server.discovery == "file" else None
     return list(_members(_cards_in_folder(Path(folder)))) if folder else []
 
 
@@ -154,19 +155,3 @@ def _cards_in_folder(folder: Path) -> Iterator[bytes]:
         with suppress(OSError):
             if time.time() - path.stat().st_mtime <= LEASE_S:
                 yield path.read_bytes()
-
-
-def _cards_in_etcd(urls: Sequence[str]) -> list[bytes] | None:
-    """Cards in the first member of etcd that answers; None if none lists them over HTTP."""
-    import httpx  # `lookahead stop` does not need it
-
-    first, end = (base64.b64encode(f"{_CARDS}{sign}".encode()).decode() for sign in "/0")  # "0" follows "/"
-    for url in urls:
-        with suppress(httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, KeyError):
-            if is_https(url):  # it may require a certificate, which Dynamo has
-                continue
-            body = {"key": first, "range_end": end}
-            answer = httpx.post(f"{url}/v3/kv/range", json=body, timeout=ANSWER_S, trust_env=False)
-            if answer.status_code == 200:
-                return [base64.b64decode(entry["value"]) for entry in answer.json().get("kvs", [])]
-    return None

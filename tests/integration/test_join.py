@@ -101,39 +101,58 @@ def test_a_machine_with_another_quantization_does_not_join(first: First, tmp_pat
     assert first.answers() == alone
 
 
-def test_a_switch_to_another_quantization_leaves_the_other_machines_behind(first: First, tmp_path: Path) -> None:
+def test_the_machines_of_a_fleet_switch_to_another_quantization_one_after_the_other(
+    first: First, tmp_path: Path
+) -> None:
     """No request moves between int8 and float32: each has the whole output of one of them."""
-    prompt, max_tokens, stop, notes = "the rat", 60, threading.Event(), list[str]()
-    second = start_fleet(first.served, first.where, tmp_path / "second", join=True)
+    prompt, max_tokens, notes, second_base = "the rat", 60, list[str](), tmp_path / "second"
+    second = start_fleet(first.served, first.where, second_base, join=True, detach=True)
+    before = running_served(first.where, first.base)
+    after = prepare(resolve_other(before, "throughput", (*TORCH, SETTINGS[1], INT8), first.where), first.where)
 
-    def keep_asking() -> list[str]:
-        answers = []
-        while not stop.is_set():
-            answers.append(first.answer(prompt, max_tokens))
-        return answers
+    def switch(base: Path) -> Fleet:
+        old, new = (as_running(each, serving_dir(base)) for each in (before, after))
+        return switch_fleet(old, new, first.where, base, notes.append, "`this`")
 
-    try:
-        plain = first.answer(prompt, max_tokens)
-        before = running_served(first.where, first.base)
-        other = resolve_other(before, "throughput", (*TORCH, SETTINGS[1], INT8), first.where)
-        after = prepare(other, first.where)
+    def answers_during_switch(base: Path) -> tuple[Fleet, set[str]]:
+        stop = threading.Event()
+
+        def keep_asking() -> list[str]:
+            answers = []
+            while not stop.is_set():
+                answers.append(first.answer(prompt, max_tokens))
+            return answers
+
         with ThreadPoolExecutor() as pool:
             clients = [pool.submit(keep_asking) for _ in range(3)]
             try:
-                served = [as_running(each, first.base) for each in (before, after)]
-                new = switch_fleet(served[0], served[1], first.where, first.base, notes.append)
+                fleet = switch(base)
             finally:
                 stop.set()
-            answers = {answer for client in clients for answer in client.result()}
+            return fleet, {answer for client in clients for answer in client.result()}
+
+    try:
+        plain = first.answer(prompt, max_tokens)
+        with pytest.raises(ServerError, match=r"engine.quantization int8 instead of none .* Switch 127.0.0.1 first"):
+            switch(second_base)
+        new, answers = answers_during_switch(first.base)
 
         quantized = first.answer(prompt, max_tokens)
         assert quantized != plain
         assert answers == {plain, quantized}
         assert "may give other tokens: engine.max_seq_len" in notes[-1]
-        assert "engine.quantization int8 instead of none at 127.0.0.1" in notes[-1]
+        assert notes[-1].endswith("engine.quantization int8 instead of none at 127.0.0.1. Run there: `this`")
         counts = output_tokens(second), output_tokens(new)
         assert {first.answer(prompt, max_tokens) for _ in range(4)} == {quantized}
         wait_for(lambda: output_tokens(new) >= counts[1] + 4 * max_tokens)
         assert output_tokens(second) == counts[0]
+
+        follower, answers = answers_during_switch(second_base)
+        assert answers == {quantized}
+        assert openai_url(serving_dir(second_base)) is None
+        count = output_tokens(follower)
+        assert {first.answer(f"{prompt} {n}", 8) for n in range(8)}
+        wait_for(lambda: output_tokens(follower) > count)
     finally:
-        second.stop()
+        for folder in (serving_dir(second_base), free_dir(second_base)):
+            stop_fleet(folder)
