@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pipeline.dynamo.fleet import find_ended, openai_url, without_openai
 from pipeline.dynamo.services import WORKER
-from pipeline.dynamo.spec import DYNAMO_NAMESPACE, NAMESPACE, WorkerSpec
+from pipeline.dynamo.spec import DYNAMO_NAMESPACE, NAMESPACE, RPC_HOST, WorkerSpec
 from pipeline.errors import ServerError
 from pipeline.server.discovery import ETCD_ENDPOINTS, FILE_KV, etcd_urls
 from pipeline.server.guard import GuardSpec, read_spec
@@ -23,7 +23,7 @@ from pipeline.server.state import require_server, service_dir
 def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
     """The same server with the OpenAI port, the number of replicas and the discovery of the running one, for a switch
     of the profile. Raises ServerError if its gateway or front end has ended, or if this process would put the new
-    server into another fleet."""
+    server into another fleet, or at another address in it."""
     running = require_server(run_dir)
     ended = find_ended(run_dir, 0, bool(running.gateway_id))
     if ended:
@@ -49,7 +49,8 @@ def has_joined(run_dir: Path) -> bool:
 
 
 def _require_same_fleet(spec: WorkerSpec, worker: GuardSpec, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise ServerError if the environment of this process is that of another fleet than a running worker's."""
+    """Raise ServerError if a server that this process starts would have another fleet or address than a running
+    worker."""
     started = worker.environment
     found: dict[str, tuple[object, object]] = {
         DYNAMO_NAMESPACE: (spec.membership.fleet, environment.get(DYNAMO_NAMESPACE) or NAMESPACE)
@@ -58,11 +59,13 @@ def _require_same_fleet(spec: WorkerSpec, worker: GuardSpec, environment: Mappin
         found[ETCD_ENDPOINTS] = (etcd_urls(started), etcd_urls(environment))
     elif spec.discovery == "file":
         found[FILE_KV] = (started[FILE_KV] if spec.has_other_machines else None, environment.get(FILE_KV))
+    if spec.has_other_machines:
+        found[RPC_HOST] = (started.get(RPC_HOST), environment.get(RPC_HOST))
     for name, (before, now) in found.items():
         if before != now:
             raise ServerError(
-                f"The new server would be in another fleet than the running one: {name} is now {_text(now)} instead of "
-                f"{_text(before)}. Set the environment of this command as it was when the server was started."
+                f"The new server would not take the place of the running one in its fleet: {name} is now {_text(now)} "
+                f"instead of {_text(before)}. Set the environment of this command as it was when the server was started."
             )
 
 

@@ -75,3 +75,17 @@ def test_an_engine_on_a_full_disk_says_so_and_leaves_no_part(where: Folders, tmp
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert str(small) in done.stderr.replace("\n", "")
+
+
+@needs_namespaces
+@pytest.mark.triton
+def test_a_killed_worker_comes_back_on_a_full_disk(served: PreparedServer, where: Folders, tmp_path: Path) -> None:
+    script = f'mount -t tmpfs -o size=4m tmpfs {tmp_path} && exec "$@"'
+    words = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    environment = os.environ | {"LOOKAHEAD_ENGINES": str(where.engines), "LOOKAHEAD_CACHE": str(where.cache)}
+
+    argv = [*words, sys.executable, "-m", "tests.soak.full_disk", str(tmp_path)]
+    done = subprocess.run(argv, env=environment, cwd=CODE, capture_output=True, text=True, timeout=300, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1:] == ["200"]

@@ -31,7 +31,7 @@ FIRST = {GATEWAY: {OPENAI: 8}, FRONT_END: {"http": 7}, "worker-1": {}}
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (FILE_KV, ETCD_ENDPOINTS, "DYN_NAMESPACE"):
+    for name in (FILE_KV, ETCD_ENDPOINTS, "DYN_NAMESPACE", "DYN_TCP_RPC_HOST"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -83,6 +83,7 @@ def test_the_shared_folder_of_one_machine_is_its_own(tmp_path: Path) -> None:
         ("etcd", {ETCD_ENDPOINTS: "http://one:1"}, {}, f"{ETCD_ENDPOINTS} is now http://localhost:2379 instead of"),
         ("file", {FILE_KV: "/shared"}, {}, f"{FILE_KV} is now not set instead of /shared"),
         ("file", {}, {FILE_KV: "/shared"}, f"{FILE_KV} is now /shared instead of not set"),
+        ("etcd", {"DYN_TCP_RPC_HOST": "10.0.0.7"}, {}, "DYN_TCP_RPC_HOST is now not set instead of 10.0.0.7"),
         ("file", {}, {"DYN_NAMESPACE": "team"}, "DYN_NAMESPACE is now team instead of lookahead"),
     ],
 )
