@@ -65,7 +65,7 @@ def _require_same_fleet(spec: WorkerSpec, worker: GuardSpec, environment: Mappin
         if before != now:
             raise ServerError(
                 f"The new server would not take the place of the running one in its fleet: {name} is now {_text(now)} "
-                f"instead of {_text(before)}. Set the environment of this command as it was when the server was started."
+                f"instead of {_text(before)}. Set the environment of this command as it was at the start of the server."
             )
 
 
