@@ -42,7 +42,7 @@ def _values_at(url: str, prefix: str, environment: Mapping[str, str]) -> list[by
         with httpx.Client(base_url=url, verify=context, timeout=ANSWER_S, trust_env=False) as client:
             return _values(client, prefix, environment)
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, KeyError) as error:
-        return str(error)
+        return str(error) or repr(error)
 
 
 def _values(client: httpx.Client, prefix: str, environment: Mapping[str, str]) -> list[bytes]:
@@ -60,7 +60,7 @@ def _post(client: httpx.Client, path: str, body: Mapping[str, str], headers: Map
     answer = client.post(f"/v3/{path}", json=body, headers=headers)
     found: dict[str, Any] = answer.json()
     if answer.status_code != 200:
-        raise ValueError(found["error"])
+        raise ValueError(found.get("error", f"status {answer.status_code}"))
     return found
 
 
