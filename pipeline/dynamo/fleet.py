@@ -250,9 +250,8 @@ def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
     stop_service(run_dir, FRONT_END, drain=drain)
     workers = [state.name for state in find_services(run_dir) if state.name != GATEWAY]
     stop_service(run_dir, *workers, drain=drain)
-    stopped = stop_server(
-        run_dir, *sorted(run_dir.glob("replica-*")), drain=drain
-    )  # the gateway ends with the last one
+    # The gateway ends with the last server.
+    stopped = stop_server(run_dir, *sorted(run_dir.glob("replica-*")), drain=drain)
     remove_discovery(run_dir)
     return stopped
 
