@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import hypothesis
 import pytest
 import typer
@@ -82,8 +83,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _once() -> Iterator[None]:
-    """What takes longer than most tests that need it: the command line is created once, and a text of a Triton config
-    or a config in YAML is parsed once."""
+    """What takes longer than most tests that need it: the command line and the TLS settings of HTTP clients are created
+    once, and a text of a Triton config or a config in YAML is parsed once."""
     parse = text_format.Parse
     parsed = functools.cache(lambda text: parse(text, pb.ModelConfig()))
     parsed_yaml = functools.cache(lambda text: pickle.dumps(parse_yaml(text)))
@@ -94,6 +95,7 @@ def _once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.cli.app.build_app", functools.cache(lambda: typer.main.get_command(build_app())))
+        patch.setattr("httpx._transports.default.create_ssl_context", functools.cache(httpx.create_ssl_context))
         patch.setattr(text_format, "Parse", parse_once)
         patch.setattr("pipeline.config.loading.parse_yaml", lambda text: pickle.loads(parsed_yaml(text)))
         yield

@@ -7,22 +7,25 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
 from tests.http_server import Handler, serving
-from tests.patience import PATIENCE_S
+from tests.processes import running
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 TOKEN = "hf_token_of_a_test"
 
-# Runs in a process of its own, because the hub's client reads its environment when it is imported: each line of the
-# output is of another environment, in a process that only imports the client.
+# Runs in a process of its own, because the hub's client reads its environment when it is imported: each line read is
+# of another environment, in a process that only imports the client. What the client imports is imported once.
 SCRIPT = """
-import contextlib, json, os, pathlib, sys
+import contextlib, io, json, os, pathlib, sys
+import huggingface_hub.hf_api, numpy, safetensors
+for name in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
+    del sys.modules[name]
 import pipeline.checkpoint.hub, pipeline.cli.app, pipeline.cli.build, pipeline.config.bare_checkpoint
 from pipeline.checkpoint.fetch import fetch
 from pipeline.cli import main
@@ -35,7 +38,7 @@ def fetched(repo_id, revision, *trusted):
         checkpoint=HubCheckpoint(repo_id=repo_id, revision=revision), trust_remote_code=bool(trusted),
     )
     try:
-        return sorted(path.name for path in fetch(model, pathlib.Path(sys.argv[2])).folder.iterdir())
+        return sorted(path.name for path in fetch(model, pathlib.Path(os.environ["CACHE"])).folder.iterdir())
     except CheckpointError as error:
         return str(error)
 
@@ -46,12 +49,14 @@ def planned(name):
         return end.code
 
 assert "huggingface_hub" not in sys.modules
-for environment, wanted in json.loads(sys.argv[1]):
+for line in sys.stdin:
+    environment, wanted = json.loads(line)
     if not os.fork():
         os.environ.update(environment)
-        with contextlib.redirect_stdout(sys.stderr):
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
             results = [fetched(*each) if isinstance(each, list) else planned(each) for each in wanted]
-        print(json.dumps(results), flush=True)
+        print(json.dumps([results, shown.getvalue()]), flush=True)
         os._exit(0)
     assert os.wait()[1] == 0
 """
@@ -129,51 +134,59 @@ def endpoint() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-Case = tuple[dict[str, str], list[Any]]
+class Result(NamedTuple):
+    """What a case gave for each that it wanted, and what it wrote to stdout and stderr."""
+
+    found: list[Any]
+    shown: str
 
 
-def run_cases(*cases: Case, tmp_path: Path) -> tuple[list[list[Any]], str]:
-    """Results of each case, and what all wrote to stderr. A case is an environment and what to do with it: a model to
-    plan, or repository, revision and trust of a checkpoint to fetch."""
+Runner = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[subprocess.Popen[Any]]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    own |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-c", SCRIPT, json.dumps(cases), str(tmp_path / "cache")]
-    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with running([sys.executable, "-c", SCRIPT], env=own, **pipes) as process:
+        yield process
 
 
-def test_needed_files_are_fetched_with_the_token_and_refusals_are_sentences(endpoint: str, tmp_path: Path) -> None:
+@pytest.fixture
+def run(process: subprocess.Popen[Any], tmp_path: Path) -> Runner:
+    """Runs a case: what it wants, a model to plan, or repository, revision and trust of a checkpoint to fetch; and its
+    environment. The cases of a test have one cache."""
+    own = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", "CACHE": str(tmp_path / "cache")}
+
+    def run(wanted: Sequence[Any], **environment: str) -> Result:
+        print(json.dumps([own | environment, wanted]), file=process.stdin, flush=True)
+        return Result(*json.loads(process.stdout.readline()))  # type: ignore[union-attr]
+
+    return run
+
+
+def test_needed_files_are_fetched_with_the_token_and_refusals_are_sentences(endpoint: str, run: Runner) -> None:
     names = [("some/public", "main"), ("some/gated", "main"), ("some/unknown", "main"), ("some/public", "nowhere")]
     later = [("some/public", "main"), ("some/other", "main")]
-    (first, offline, unreachable), _ = run_cases(
-        ({"HF_ENDPOINT": endpoint, "HF_TOKEN": TOKEN}, names),
-        ({"HF_HUB_OFFLINE": "1"}, later),
-        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, later),
-        tmp_path=tmp_path,
-    )
-
-    public, gated, unknown, nowhere = first
+    public, gated, unknown, nowhere = run(names, HF_ENDPOINT=endpoint, HF_TOKEN=TOKEN).found
     assert public == ["config.json", "model.safetensors", "tokenizer.json"]
     assert {token for path, token in Hub.asked if "/some/" in path} == {f"Bearer {TOKEN}"}
     assert "some/gated (revision main) is gated" in gated
     assert "some/unknown is not on the hub, or is private" in unknown
     assert "some/public has no revision 'nowhere'" in nowhere
 
+    offline = run(later, HF_HUB_OFFLINE="1").found
     assert offline[0] == public, "the cache serves offline"
     assert "HF_HUB_OFFLINE is set" in offline[1]
+    unreachable = run(later, HF_ENDPOINT="http://127.0.0.1:9").found
     assert unreachable[0] == public, "the cache serves without a connection too"
     assert "the hub cannot be reached" in unreachable[1]
 
 
-def test_each_answer_has_its_own_sentence(endpoint: str, tmp_path: Path) -> None:
+def test_each_answer_has_its_own_sentence(endpoint: str, run: Runner) -> None:
     names = ("answer-401", "answer-403", "answer-500", "answer-200", "pickled", "two--dashes")
     wanted = [*((f"some/{name}", "main") for name in names), ("some/public", "main", "trusted")]
-    ((*results, trusted), (file,)), _ = run_cases(
-        ({"HF_ENDPOINT": endpoint, "HF_TOKEN": TOKEN}, wanted),
-        ({"HF_ENDPOINT": endpoint, "HF_HOME": "/dev/null"}, [("some/public", "main")]),
-        tmp_path=tmp_path,
-    )
+    *results, trusted = run(wanted, HF_ENDPOINT=endpoint, HF_TOKEN=TOKEN).found
     assert trusted == ["config.json", "model.safetensors", "modeling_own.py", "own.tiktoken", "tokenizer.json"]
     for text, expected in zip(
         results,
@@ -189,18 +202,16 @@ def test_each_answer_has_its_own_sentence(endpoint: str, tmp_path: Path) -> None
     ):
         assert expected in text
         assert TOKEN not in text
-    assert "cannot be written to /dev/null/hub: Not a directory" in file
+    (refused,) = run([("some/public", "main")], HF_ENDPOINT=endpoint, HF_HOME="/dev/null").found
+    assert "cannot be written to /dev/null/hub: Not a directory" in refused
 
 
-def test_a_repository_without_a_yaml_is_refused_at_the_first_failure(endpoint: str, tmp_path: Path) -> None:
-    codes, errors = run_cases(
-        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, ["some/public"]),
-        ({"HF_ENDPOINT": endpoint}, ["some/answer-500", "some/unknown"]),
-        tmp_path=tmp_path,
-    )
-    assert codes == [[2], [2, 2]]
+def test_a_repository_without_a_yaml_is_refused_at_the_first_failure(endpoint: str, run: Runner) -> None:
+    unreachable = run(["some/public"], HF_ENDPOINT="http://127.0.0.1:9")
+    refused = run(["some/answer-500", "some/unknown"], HF_ENDPOINT=endpoint)
+    assert (unreachable.found, refused.found) == ([2], [2, 2])
     for line, expected in zip(
-        errors.splitlines(),  # one of each, without retries
+        (unreachable.shown + refused.shown).splitlines(),  # one of each, without retries
         (
             "some/public is not in the local cache, and the hub cannot be reached",
             "some/answer-500 cannot be fetched: Server error '500",

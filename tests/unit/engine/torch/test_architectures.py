@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from pipeline.checkpoint.architectures import ARCHITECTURES, SUPPORTED_ARCHITECTURES
 from pipeline.engine.contract import EngineLimits
@@ -67,11 +69,23 @@ OWN: dict[str, dict[str, Any]] = {
 ALL_HEADS = ("GPTNeoXForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM", "OPTForCausalLM", "BloomForCausalLM")
 
 
-def tiny_model(architecture: str) -> PreTrainedModel:
-    torch.manual_seed(3)
-    model_class = getattr(transformers, architecture)
+def config_of(architecture: str) -> PretrainedConfig:
     grouped = {} if architecture in ALL_HEADS else GROUPED
-    model: PreTrainedModel = model_class(model_class.config_class(**{**COMMON, **grouped, **OWN.get(architecture, {})}))
+    config: PretrainedConfig = getattr(transformers, architecture).config_class(
+        **{**COMMON, **grouped, **OWN.get(architecture, {})}
+    )
+    return config
+
+
+def tiny_model(architecture: str) -> PreTrainedModel:
+    return copy.deepcopy(shared_model(architecture))
+
+
+@cache
+def shared_model(architecture: str) -> PreTrainedModel:
+    """`tiny_model` for tests that do not change it. A copy takes half as long as a new one."""
+    torch.manual_seed(3)
+    model: PreTrainedModel = getattr(transformers, architecture)(config_of(architecture))
     model.set_attn_implementation("eager")  # the default of some releases leaves out what it cannot do (soft caps)
     # Experts have no float64 kernel.
     has_experts = {"num_local_experts", "num_experts"} & model.config.to_dict().keys()
@@ -81,12 +95,12 @@ def tiny_model(architecture: str) -> PreTrainedModel:
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
 def test_chunks_trees_and_commits_equal_plain_passes(architecture: str) -> None:
     engine = TorchEngine(tiny_model(architecture).to(DEVICE), LIMITS)
-    assert worst_difference(engine, tiny_model(architecture)) <= 1e-4
+    assert worst_difference(engine, shared_model(architecture)) <= 1e-4
 
 
 @pytest.mark.parametrize("architecture", [known.name for known in ARCHITECTURES if "sliding" in known.attention])
 def test_windows_are_shorter_than_the_sequences_of_these_tests(architecture: str) -> None:
-    windowed, tokens = tiny_model(architecture), torch.arange(1, 21)[None]
+    windowed, tokens = shared_model(architecture), torch.arange(1, 21)[None]
     plain = tiny_model(architecture)
     assert windowed.config.sliding_window == 7
     for module in plain.modules():
@@ -100,4 +114,4 @@ def test_windows_are_shorter_than_the_sequences_of_these_tests(architecture: str
 def test_what_is_called_full_has_no_window() -> None:
     for known in ARCHITECTURES:
         if "sliding" not in known.attention:
-            assert getattr(tiny_model(known.name).config, "sliding_window", None) is None, known.name
+            assert getattr(config_of(known.name), "sliding_window", None) is None, known.name
