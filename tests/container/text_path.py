@@ -1,6 +1,7 @@
-"""What the models of a server that only handle text do with a tokenizer folder: python -m tests.container.text_path.
+"""What the models of a server that only handle text do with tokenizer folders: python -m tests.container.text_path.
 
-Prints one JSON object. The test runs it under two releases of transformers and compares.
+Reads a folder per line, and prints a JSON object for each. The test runs it under two releases of transformers and
+compares.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -55,9 +57,10 @@ class Recital:
 
 def main() -> None:
     hide_torch()
-    folder = Path(sys.argv[1])
-    codec = load_codec(folder)
-    print(json.dumps({"transformers": version("transformers"), "results": results(codec)}))
+    for line in sys.stdin:
+        with redirect_stdout(sys.stderr):
+            found = {"transformers": version("transformers"), "results": results(load_codec(Path(line.rstrip("\n"))))}
+        print(json.dumps(found), flush=True)
 
 
 def results(codec: TextCodec) -> dict[str, Any]:

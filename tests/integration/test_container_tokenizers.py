@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from pipeline.config.loading import names_in
 from pipeline.config.resolution import load_model, resolve_config
 from tests.container.environment import container_environment
 from tests.container.text_path import MESSAGES, TEXTS
+from tests.processes import running
 
 pytestmark = pytest.mark.slow
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}[assistant] "
@@ -78,30 +79,35 @@ def of_sentencepiece(folder: Path) -> Path:
     return folder
 
 
-def under(environment: dict[str, str] | None, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.container.text_path", str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folders().home, check=False)
-    assert run.returncode == 0, run.stderr[-2000:]
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return found
+Check = Callable[[Path], dict[str, Any]]
 
 
-def check(folder: Path) -> dict[str, Any]:
-    """Compare the two releases on a written tokenizer; what they agree on."""
-    ours, theirs = under(None, folder), under(container_environment(), folder)
-    assert ours["transformers"].startswith("5.")
-    assert theirs["transformers"].startswith("4.57.")
-    assert theirs["results"] == ours["results"]
-    results: dict[str, Any] = ours["results"]
-    assert results["texts"][:4] == list(TEXTS[:4])
-    for answer in results["bls"]:
-        assert answer["text"].endswith("日本語 🎉\n  ")
-    return results
+@pytest.fixture(scope="module")
+def check() -> Iterator[Check]:
+    """Compares the two releases on a written tokenizer; returns what they agree on. Each release has one process."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": folders().home}
+    command = [sys.executable, "-m", "tests.container.text_path"]
+    with running(command, **pipes) as own, running(command, env=container_environment(), **pipes) as container:
+
+        def check(folder: Path) -> dict[str, Any]:
+            for process in (own, container):
+                print(folder, file=process.stdin, flush=True)  # type: ignore[call-overload]
+            ours, theirs = (json.loads(process.stdout.readline()) for process in (own, container))  # type: ignore[union-attr]
+            assert ours["transformers"].startswith("5.")
+            assert theirs["transformers"].startswith("4.57.")
+            assert theirs["results"] == ours["results"]
+            results: dict[str, Any] = ours["results"]
+            assert results["texts"][:4] == list(TEXTS[:4])
+            for answer in results["bls"]:
+                assert answer["text"].endswith("日本語 🎉\n  ")
+            return results
+
+        yield check
 
 
 @pytest.mark.parametrize("source", [own_files, of_transformers_5, without_class, of_sentencepiece])
 def test_a_written_tokenizer_is_the_checkpoints_own_under_both_releases(
-    source: Callable[[Path], Path], tmp_path: Path
+    source: Callable[[Path], Path], check: Check, tmp_path: Path
 ) -> None:
     (tmp_path / "checkpoint").mkdir()
     checkpoint = source(tmp_path / "checkpoint")
@@ -117,7 +123,7 @@ def test_a_written_tokenizer_is_the_checkpoints_own_under_both_releases(
             assert path.read_bytes() == (checkpoint / path.name).read_bytes()
 
 
-def test_a_made_tokenizer_has_the_same_ids_under_both_releases(tmp_path: Path) -> None:
+def test_a_made_tokenizer_has_the_same_ids_under_both_releases(check: Check, tmp_path: Path) -> None:
     save_tokenizer(byte_tokenizer(512, 4096), tmp_path)
     assert check(tmp_path)["chat"] is not None
 
@@ -126,7 +132,7 @@ NOT_ON_THE_HUB = [name for name in names_in(folders().models) if load_model(name
 
 
 @pytest.mark.parametrize("name", NOT_ON_THE_HUB)
-def test_every_shipped_model_that_needs_no_hub(name: str, where: Folders, tmp_path: Path) -> None:
+def test_every_shipped_model_that_needs_no_hub(name: str, where: Folders, check: Check, tmp_path: Path) -> None:
     """Tokenizer files of models on the hub are served unchanged, so they need no test here."""
     model = resolve_config(name, "latency", ("backend=torch", "device=cpu"), where=where).model
     write_tokenizer(fetch(model, where.cache), tmp_path / "tokenizer")
