@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,17 +56,17 @@ _REASON_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class FrontEndRequest(UpstreamRequest):
-    """A request to the front end. is_served: whether the front end serves the requested model, so that 404 means that
-    it has no worker at the moment. renderer: template, without a body, of the request to the Triton model that reports
-    why the chat template refuses a conversation; None without a conversation. is_whole: whether the client receives the
-    stream as a whole response. listed_s: see `DeploymentSpec`. readiness: request for the readiness of the Triton
-    servers of this machine."""
+    """A request to the front end. triton_status: returns 200 if a Triton server of this machine is ready. is_served:
+    whether the front end serves the requested model, so that 404 means that it has no worker at the moment. renderer:
+    template, without a body, of the request to the Triton model that reports why the chat template refuses a
+    conversation; None without a conversation. is_whole: whether the client receives the stream as a whole response.
+    listed_s: see `DeploymentSpec`."""
 
+    triton_status: Callable[[], Awaitable[int]]
     is_served: bool = False
     renderer: UpstreamRequest | None = None
     is_whole: bool = False
     listed_s: float = 0.0
-    readiness: UpstreamRequest | None = None
 
 
 class _Absent(Exception):
@@ -106,10 +106,10 @@ async def chunks_of(transport: Transport, request: FrontEndRequest) -> AsyncGene
             if reason is not lost.refusal or not resumption.resume():
                 raise reason from lost
             if num_lost > _MAX_LOST:
-                raise (reason if await _is_triton_ready(transport, request) else unavailable()) from lost
+                raise (reason if await request.triton_status() == 200 else unavailable()) from lost
             # While no Triton server of the fleet is ready, each attempt is lost within seconds.
             ready_until = min(ready_until, anyio.current_time() + _PATIENCE_S)
-            while anyio.current_time() < ready_until and not await _is_triton_ready(transport, request):
+            while anyio.current_time() < ready_until and await request.triton_status() != 200:
                 await anyio.sleep(_READY_PAUSE_S)
             listed_until = anyio.current_time() + request.listed_s
         except _Absent:
@@ -170,18 +170,6 @@ async def _has_worker(transport: Transport, request: FrontEndRequest) -> bool:
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
         async with transport(replace(request, path="/v1/completions", body=write_json(body))) as response:
             return response.status == 200
-    return False
-
-
-async def _is_triton_ready(transport: Transport, request: FrontEndRequest) -> bool:
-    """Whether a Triton server of this machine is ready. True if that is not known."""
-    if request.readiness is None:
-        return True
-    for target in request.readiness.targets:
-        with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
-            async with transport(replace(request.readiness, targets=[target])) as response:
-                if response.status == 200:
-                    return True
     return False
 
 

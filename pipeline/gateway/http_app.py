@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 
@@ -128,20 +128,23 @@ class HttpGateway:
     async def _health(self, request: Request, answer: ResponseWriter) -> None:
         deployment = self._deployments.current
         status = await self._status(deployment.http, _path(request, deployment))
-        await answer.start(status, {"content-length": "0"})
-        await answer.end()
+        await answer.send(b"", {}, status)
 
     async def _openai_health(self, request: Request, answer: ResponseWriter) -> None:
         """Readiness of the front end and of any Triton server: its workers use each that is ready."""
         deployment = self._deployments.current
+        if (status := await self._triton_status(deployment)) == 200:
+            status = await self._status([_openai(deployment)], f"/v1/models/{deployment.spec.model}")
+            status = 503 if status == 404 else status  # no worker yet
+        await answer.send(b"", {}, status)
+
+    async def _triton_status(self, deployment: Deployment) -> int:
+        """200 if any Triton server is ready, else the status of the last one."""
         status = 503
         for triton in deployment.http:
             if (status := await self._status([triton], "/v2/health/ready")) == 200:
-                status = await self._status([_openai(deployment)], f"/v1/models/{deployment.spec.model}")
-                status = 503 if status == 404 else status  # no worker yet
                 break
-        await answer.start(status, {"content-length": "0"})
-        await answer.end()
+        return status
 
     async def _status(self, targets: Sequence[Upstream], path: str) -> int:
         """Status of the response to a request of the gateway; 503 for an error of the server."""
@@ -221,7 +224,6 @@ class HttpGateway:
         deployment = self._deployments.current
         model = f"/v2/models/{deployment.spec.tenant_models[0]}/generate"
         renderer = UpstreamRequest(deployment.http, "POST", model, b"", JSON, _SHORT_S, answer.request_id)
-        readiness = replace(renderer, method="GET", path="/v2/health/ready", headers={})
         num_choices, max_seq_len = len(ids) * checked.num_prompts, deployment.spec.max_seq_len
         admitted = self._tenants.admit(
             tenant, len(body) // checked.num_prompts, checked.max_tokens, max_seq_len, num_choices, OPENAI_WEIGHT
@@ -236,11 +238,11 @@ class HttpGateway:
                     headers=headers,
                     timeout_s=timeout_s,
                     request_id=own_id,
+                    triton_status=partial(self._triton_status, deployment),
                     is_served=checked.model == deployment.spec.model,
                     renderer=renderer if endpoint == "chat" else None,
                     is_whole=checked.is_whole,
                     listed_s=deployment.spec.listed_s,
-                    readiness=readiness,
                 )
                 for choice, own_id in zip(checked.bodies, ids, strict=True)
             ]
