@@ -99,7 +99,7 @@ class RunningService:
     def stop(self) -> None:
         """Stop the service and all its processes. A second call does nothing."""
         stop_guard(self.guard)
-        end_leftovers(self.state.server_id, (), self.folder / SERVICE_STATE)
+        end_leftovers(self.state.server_id, self.folder / SERVICE_STATE)
 
 
 def start_service(service: Service, run_dir: Path, *, ends_with: tuple[str, ...] = ()) -> RunningService:
@@ -179,7 +179,7 @@ def find_service(run_dir: Path, name: str) -> ServiceState | None:
     state = read_state(path, ServiceState)
     if state is None or is_guard(state.guard_pid, state.server_id):
         return state
-    end_leftovers(state.server_id, (), path)
+    end_leftovers(state.server_id, path)
     return None
 
 
@@ -195,5 +195,5 @@ def stop_service(run_dir: Path, *names: str, drain: bool = False) -> ServiceStat
     states = {name: state for name in names if (state := find_service(run_dir, name)) is not None}
     end_guards({state.guard_pid: drain for state in states.values()})
     for name, state in states.items():
-        end_leftovers(state.server_id, (), service_dir(run_dir, name) / SERVICE_STATE)
+        end_leftovers(state.server_id, service_dir(run_dir, name) / SERVICE_STATE)
     return next(iter(states.values()), None)

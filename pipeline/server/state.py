@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from pipeline.config.schema import Frozen
 from pipeline.errors import ServerError
 from pipeline.gateway.spec import TritonSpec
-from pipeline.server.companions import load_state
+from pipeline.server.companions import kill_marked, load_state
 from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS
 from pipeline.server.leftovers import run_clean_up
 from pipeline.server.ports import LOOPBACK
@@ -211,23 +211,17 @@ def has_gateway(state: ServerState, run_dir: Path) -> bool:
 
 def sweep(state: ServerState, run_dir: Path) -> None:
     """Kill the remaining processes of a server; remove its shared memory, its container and its state file."""
-    end_leftovers(state.server_id, state.clean_up, run_dir / STATE)
+    end_leftovers(state.server_id, run_dir / STATE, state.clean_up)
     if has_gateway(state, run_dir):
-        end_leftovers(state.gateway_id, (), gateway_state_path(run_dir))
+        end_leftovers(state.gateway_id, gateway_state_path(run_dir))
 
 
-def end_leftovers(server_id: str, clean_up: Sequence[str], state_path: Path) -> None:
+def end_leftovers(server_id: str, state_path: Path, clean_up: Sequence[str] = ()) -> None:
     """Kill the processes with an id; remove their shared memory and the state file that names the id.
 
     clean_up: command that removes a container, if there is one.
     """
-    left = []
-    for pid in marked_processes(server_id):
-        with suppress(psutil.Error):
-            process = psutil.Process(pid)
-            process.kill()
-            left.append(process)
-    wait_for_ends(left, timeout_s=5.0)
+    kill_marked(server_id)
     run_clean_up(clean_up)
     remove_shm(server_id)
     if load_state(state_path).get("server_id") == server_id:
