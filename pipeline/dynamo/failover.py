@@ -24,11 +24,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.dynamo.failover_requests import KINDS, PROMPTS, REQUEST_TIMEOUT_S, ClientOutput, ask, request_body
 from pipeline.dynamo.fleet import Fleet
-from pipeline.dynamo.services import FRONT_END, WORKER, lists_model
+from pipeline.dynamo.services import FRONT_END, WORKER, model_url
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.server.processes import marked_processes, model_processes
 from pipeline.server.state import is_ready, reachable
+from pipeline.server.watch import answers
 
 # Time limit for a killed process to serve again.
 _RETURN_TIMEOUT_S = 900.0
@@ -149,7 +150,7 @@ def _wait_until_whole(fleet: Fleet, url: str, model: str, num_models: Sequence[i
         _num_models(fleet) == num_models
         and all(is_ready(server.state) for server in fleet.servers)
         and all(service.service.is_ready() for service in fleet.services)
-        and lists_model(f"{url}/models", model)
+        and answers(model_url(url, model))
     ):
         ended = [running.name for running in fleet.running if running.poll() is not None]
         if ended or time.monotonic() > deadline:

@@ -150,7 +150,7 @@ def front_end_service(
         *("--migration-limit", str(_MIGRATION_LIMIT)),
         *(_ROUTING if has_several_workers(resolved.profile.server) else ()),
     ]
-    url, model = f"http://{reachable(host)}:{port}/v1/models", resolved.model.name
+    url = model_url(f"http://{reachable(host)}:{port}/v1", resolved.model.name)
     worker_urls = [_health_url(worker.host, worker.ports) for worker in workers]
     etcd = needed_urls(resolved.profile.server)
     return Service(
@@ -158,11 +158,11 @@ def front_end_service(
         argv=argv,
         environment=environment,
         ports={"http": port},
-        is_ready=lambda: lists_model(url, model),
+        is_ready=lambda: answers(url),
         host=host,
         startup_timeout_s=_STARTUP_S,
         max_restarts=resolved.profile.server.max_restarts,
-        watched_url=f"{url}/{model}",
+        watched_url=url,
         watched_needs=[group for group in (worker_urls, etcd) if group],
         waits_for=etcd,
     )
@@ -173,15 +173,9 @@ def has_several_workers(server: ServerConfig) -> bool:
     return server.replicas > 1 or has_other_machines(server)
 
 
-def lists_model(url: str, model: str) -> bool:
-    """Whether an OpenAI API serves a model. url: URL of its list of models."""
-    import httpx  # `lookahead stop` does not need it
-
-    try:
-        answer = httpx.get(url, timeout=2.0, trust_env=False)
-        return any(entry["id"] == model for entry in answer.json()["data"])
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return False
+def model_url(url: str, model: str) -> str:
+    """URL at which an OpenAI API answers while it serves a model. url: its base URL."""
+    return f"{url}/models/{model}"
 
 
 def _environment(
