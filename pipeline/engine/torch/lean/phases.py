@@ -124,8 +124,8 @@ def multiply(
     largest entry of each task's columns, or address 0."""
     num_blocks, block_bytes = matrix[tables.NUM_BLOCKS], matrix[tables.BLOCK_BYTES]
     num_tasks = (num_blocks + MAX_BLOCKS - 1) // MAX_BLOCKS
-    # The rows of one tile of vectors take no longer with those, because reading the weights decides.
-    uses_amx = sizes[tables.USES_AMX] and num_rows > MAX_ROWS and matrix[tables.STEPS] % amx.STEPS == 0
+    # Up to one tile of rows, reading the weights decides, and vectors do that faster.
+    uses_amx = sizes[tables.USES_AMX] and num_rows > amx.ROWS and matrix[tables.STEPS] % amx.STEPS == 0
     max_rows = amx.ROWS if uses_amx else MAX_ROWS
     if uses_amx:
         amx.configure()

@@ -201,8 +201,9 @@ def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: i
             phi.add_incoming(value, loop)
     builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
     builder.position_at_end(done)
-    columns = load_columns(builder, arguments, kind.integer, blocks)
     for number, line in enumerate(results):
+        # Loaded for each row, because the sums leave few registers.
+        columns = load_columns(builder, arguments, kind.integer, blocks)
         store_results(builder, arguments, number, line, columns)
 
 
