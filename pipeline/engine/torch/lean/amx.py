@@ -25,7 +25,6 @@ from pipeline.engine.torch.lean.tiles import (
     MAX_BLOCKS,
     PREFETCH_LOCALITY,
     int8_tile,
-    load_columns,
     store_results,
     tile_function,
 )
@@ -36,7 +35,8 @@ from pipeline.engine.torch.lean.vectors import loop as for_each_line
 HAS_AMX = HAS_VNNI and "+amx-int8" in FEATURES
 # Steps of a block in one tile. A matrix with another number of steps is not computed with AMX.
 STEPS = 16
-# Rows of a tile. Its memory must be readable, also where there are fewer rows.
+# Rows of a tile. Its memory must be readable, also where there are fewer rows. If rows are divided equally among the
+# fewest possible tiles, no tile reads beyond the next multiple of ROWS.
 ROWS = 16
 _LINE_BYTES = 4 * LANES
 # Registers: the sums of each block, the weights of each block, the rows.
@@ -128,14 +128,13 @@ def _tile(builder: ir.IRBuilder, arguments: Sequence[ir.Value], sums: ir.Value, 
     line_bytes = ir.Constant(I64, _LINE_BYTES)
     places = [offset(builder, sums, ROWS * block, _LINE_BYTES) for block in range(blocks)]
     first = [load(builder, offset(builder, start, block, _LINE_BYTES), INTS) for block in range(blocks)]
-    columns = load_columns(builder, arguments, True, blocks)
     for place, register in zip(places, _SUMS, strict=False):
         _call(builder, "tilestored64", _register(register), _pointer(builder, place), line_bytes)
 
     def store_row(line: ir.Value, _: ir.Value | None) -> None:
         values = [load(builder, builder.add(place, line), INTS) for place in places]
         values = [builder.add(value, initial) for value, initial in zip(values, first, strict=True)]
-        store_results(builder, arguments, builder.udiv(line, line_bytes), values, columns)
+        store_results(builder, arguments, builder.udiv(line, line_bytes), values)
 
     for_each_line(builder, rows, None, store_row)
 

@@ -143,9 +143,7 @@ def multiply(
         for block in range(task * MAX_BLOCKS, min((task + 1) * MAX_BLOCKS, num_blocks), width):
             column = 4 * LANES * block
             for tile in range(num_tiles):
-                row, end = tile * num_rows // num_tiles, (tile + 1) * num_rows // num_tiles
-                if uses_amx:
-                    row, end = tile * max_rows, min((tile + 1) * max_rows, num_rows)
+                row = tile * num_rows // num_tiles
                 arguments = (
                     source[0] + row * source[1],
                     source[1],
@@ -163,7 +161,7 @@ def multiply(
                     target[1],
                     ahead + tile * block_bytes // num_tiles,
                     4 * LANES // num_tiles,
-                    end - row,
+                    (tile + 1) * num_rows // num_tiles - row,
                     width,
                 )
                 if uses_amx:

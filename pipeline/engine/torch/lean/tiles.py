@@ -202,38 +202,26 @@ def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: i
     builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
     builder.position_at_end(done)
     for number, line in enumerate(results):
-        # Loaded for each row, because the sums leave few registers.
-        columns = load_columns(builder, arguments, kind.integer, blocks)
-        store_results(builder, arguments, number, line, columns)
-
-
-def load_columns(
-    builder: ir.IRBuilder, arguments: Sequence[ir.Value], is_integer: bool, blocks: int
-) -> list[tuple[ir.Value | None, ir.Value]]:
-    """Scale (None for sums of floats) and bias of the columns of each block. arguments: of `tile_function`."""
-    addresses = [[offset(builder, start, block, 4 * LANES) for block in range(blocks)] for start in arguments[7:9]]
-    scales, biases = ([load(builder, address, FLOATS) for address in each] for each in addresses)
-    return list(zip(scales if is_integer else [None] * blocks, biases, strict=True))
+        store_results(builder, arguments, number, line)
 
 
 def store_results(
-    builder: ir.IRBuilder,
-    arguments: Sequence[ir.Value],
-    number: ir.Value | int,
-    sums: list[ir.Value],
-    columns: list[tuple[ir.Value | None, ir.Value]],
+    builder: ir.IRBuilder, arguments: Sequence[ir.Value], number: ir.Value | int, sums: list[ir.Value]
 ) -> None:
     """Emit code that scales the sums of a row, if they are integers, and stores its results. arguments: of
-    `tile_function`. number: of the row. sums: a vector per block. columns: of `load_columns`."""
-    row_scale, base, base_stride, out, out_stride = arguments[9:14]
-    if columns[0][0] is not None:
+    `tile_function`. number: of the row. sums: a vector per block."""
+    scale, bias, row_scale, base, base_stride, out, out_stride = arguments[7:14]
+    is_integer = sums[0].type == INTS
+    if is_integer:
         own_scale = splat(builder, load(builder, offset(builder, row_scale, number, 4), FLOATS.element), FLOATS)
-    for block, (value, (scale, bias)) in enumerate(zip(sums, columns, strict=True)):
-        if scale is not None:
-            value = builder.fmul(builder.fmul(builder.sitofp(value, FLOATS), scale), own_scale)
+    for block, value in enumerate(sums):
+        if is_integer:
+            scales = load(builder, offset(builder, scale, block, 4 * LANES), FLOATS)
+            value = builder.fmul(builder.fmul(builder.sitofp(value, FLOATS), scales), own_scale)
+        value = builder.fadd(value, load(builder, offset(builder, bias, block, 4 * LANES), FLOATS))
         below = offset(builder, offset(builder, base, number, base_stride), block, 4 * LANES)
         target = offset(builder, offset(builder, out, number, out_stride), block, 4 * LANES)
-        store(builder, builder.fadd(load(builder, below, FLOATS), builder.fadd(value, bias)), target)
+        store(builder, builder.fadd(load(builder, below, FLOATS), value), target)
 
 
 def _define(kind: _Kind, builder: ir.IRBuilder, arguments: Sequence[ir.Value]) -> None:
