@@ -206,11 +206,13 @@ def _product(
     The weights of other layers have evicted keys and values from the CPU caches, so the first tile of each block of
     columns prefetches the next block."""
     step_stride = 4 * LANES
+    num_tiles = (count + MAX_ROWS - 1) // MAX_ROWS
     block = 0
     while block < num_blocks:
         width = MAX_BLOCKS if num_blocks - block >= MAX_BLOCKS else 1
         column = right + block * block_stride
-        for row in range(0, count, MAX_ROWS):
+        for tile in range(num_tiles):
+            row = tile * count // num_tiles
             arguments = (
                 left + row * left_stride,
                 left_stride,
@@ -228,7 +230,7 @@ def _product(
                 out_stride,
                 column + (0 if row else width * block_stride),
                 0 if row else step_stride,
-                min(MAX_ROWS, count - row),
+                (tile + 1) * count // num_tiles - row,
                 width,
             )
             if is_short:
