@@ -69,6 +69,6 @@ class Estimator:
 
     def workspace(self, num_rows: int) -> Workspace:
         """A workspace of at least num_rows rows, reused between calls."""
-        if num_rows > len(self._work.rows):
+        if num_rows > len(self._work.ends):
             self._work = new_workspace(num_rows, self._work.ends.shape[2])
         return self._work

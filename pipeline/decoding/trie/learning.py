@@ -8,15 +8,7 @@ from pipeline.decoding.compiled import Plain, float32, int64, kernel, subkernel
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.next_tokens import NO_SLOT, escape_index, evidence
 from pipeline.decoding.trie.nodes import find_child
-from pipeline.decoding.trie.suffixes import (
-    NUM_TRIES,
-    TriePair,
-    Workspace,
-    extend_context,
-    find_context,
-    pair_of,
-    trie_of,
-)
+from pipeline.decoding.trie.suffixes import NUM_TRIES, TriePair, Workspace, extend_context, find_context, pair_of
 
 # Least probability of a token that follows no suffix, and of any token; bounds of the learned escape counts.
 LEAST_SHARE = float32(1e-6)
@@ -50,7 +42,7 @@ def _learn_token(pair: TriePair, work: Workspace, row: int, escape_counts: Float
     work.last_counts[:] = 0
     for order in range(max(int64(work.longest[row, 0]), int64(work.longest[row, 1])), -1, -1):
         for which in range(NUM_TRIES):
-            trie = trie_of(pair, which)
+            trie = pair.tries[which]
             found = evidence(trie, work, row, which, order)
             if not found.total:
                 continue

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from pipeline.decoding.compiled import float32, int64, subkernel
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.arrays import TrieArrays, slot_of
-from pipeline.decoding.trie.suffixes import NUM_TRIES, TriePair, Workspace, suffix_end, trie_of
+from pipeline.decoding.trie.suffixes import NUM_TRIES, TriePair, Workspace
 
 # Classes of a suffix: with one next token, or with several.
 NUM_CLASSES = 2
@@ -50,7 +50,7 @@ def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int
     """Evidence after the suffix of this order of a row's context. Query the longest suffix first, with all of
     `work.last_counts` 0. Empty if the suffix has the same count as the next longer one, which then has the same
     evidence."""
-    node = suffix_end(trie, work, which, row, order) if order <= work.longest[row, which] else 0
+    node = int64(work.ends[row, which, order]) if order <= work.longest[row, which] else 0
     if not node or (order and work.last_counts[which] == trie.nodes[node].count):
         return NO_EVIDENCE
     count = int64(trie.nodes[node].count)
@@ -91,7 +91,7 @@ def next_tokens(
     work.last_counts[:] = 0
     for order in range(max(int64(work.longest[row, 0]), int64(work.longest[row, 1])), -1, -1):
         for which in range(NUM_TRIES):
-            trie = trie_of(pair, which)
+            trie = pair.tries[which]
             found = evidence(trie, work, row, which, order)
             if not found.total:
                 continue
