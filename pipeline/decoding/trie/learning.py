@@ -39,7 +39,6 @@ def learn_tokens(
 def _learn_token(pair: TriePair, work: Workspace, row: int, escape_counts: FloatArray, token: int, rate: float) -> None:
     """One step of gradient ascent on the log probability of `token` after a row's context."""
     num = 0
-    work.last_counts[:] = 0
     for order in range(max(int64(work.longest[row, 0]), int64(work.longest[row, 1])), -1, -1):
         for which in range(NUM_TRIES):
             trie = pair.tries[which]

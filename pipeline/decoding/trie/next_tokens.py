@@ -47,14 +47,15 @@ NO_EVIDENCE = Evidence(0, 0, 0, NO_SLOT)
 
 @subkernel
 def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int) -> Evidence:
-    """Evidence after the suffix of this order of a row's context. Query the longest suffix first, with all of
-    `work.last_counts` 0. Empty if the suffix has the same count as the next longer one, which then has the same
-    evidence."""
-    node = int64(work.ends[row, which, order]) if order <= work.longest[row, which] else 0
-    if not node or (order and work.last_counts[which] == trie.nodes[node].count):
+    """Evidence after the suffix of this order of a row's context. Empty if the suffix has the same count as the next
+    longer one, which then has the same evidence."""
+    longest, ends = work.longest[row, which], work.ends[row, which]
+    if order > longest or not ends[order]:
         return NO_EVIDENCE
+    node = int64(ends[order])
     count = int64(trie.nodes[node].count)
-    work.last_counts[which] = count
+    if 0 < order < longest and trie.nodes[ends[order + 1]].count == count:
+        return NO_EVIDENCE
     if order < trie.nodes[node].depth:
         slot = int64(slot_of(trie, trie.nodes[node].start + order))
         return Evidence(count if trie.text[slot] > 0 else 0, 0, node, slot)
@@ -88,7 +89,6 @@ def next_tokens(
     """
     num_found = 0
     rest = float32(1.0)
-    work.last_counts[:] = 0
     for order in range(max(int64(work.longest[row, 0]), int64(work.longest[row, 1])), -1, -1):
         for which in range(NUM_TRIES):
             trie = pair.tries[which]

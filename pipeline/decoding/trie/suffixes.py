@@ -35,13 +35,11 @@ class Workspace(NamedTuple):
     """State of the contexts, in memory that is reused between calls.
 
     longest: [rows, tries] order of the longest suffix in the trie. ends: [rows, tries, orders] the node on whose edge
-    each suffix ends; undefined above `longest`. last_counts: [tries] count of the suffix queried last. indices, weights,
-    shares: [tries * orders] scratch of `learning`.
+    each suffix ends; undefined above `longest`. indices, weights, shares: [tries * orders] scratch of `learning`.
     """
 
     longest: IntArray
     ends: IntArray
-    last_counts: IntArray
     indices: IntArray
     weights: FloatArray
     shares: FloatArray
@@ -53,7 +51,6 @@ def new_workspace(num_rows: int, branch_length: int) -> Workspace:
     return Workspace(
         np.zeros((num_rows, NUM_TRIES), np.int32),
         np.zeros((num_rows, NUM_TRIES, branch_length), np.int32),
-        np.zeros(NUM_TRIES, np.int32),
         np.zeros(num_suffixes, np.int32),
         np.zeros(num_suffixes, np.float32),
         np.zeros(num_suffixes, np.float32),
