@@ -84,21 +84,11 @@ def build(
     _show(trie, out, as_json)
 
 
-def inspect(
-    snapshot: Snapshot,
-    check: Annotated[bool, typer.Option("--check", help="Also check every node.")] = False,
-    as_json: Json = False,
-) -> None:
+def inspect(snapshot: Snapshot, as_json: Json = False) -> None:
     """Print the contents of a snapshot."""
     from pipeline.decoding.trie.snapshot import load_trie
 
-    trie = load_trie(snapshot)
-    if check:
-        try:
-            trie.check()
-        except ValueError as error:
-            raise UserError(f"{snapshot}: {error}. Build it again.") from error
-    _show(trie, snapshot, as_json)
+    _show(load_trie(snapshot), snapshot, as_json)
 
 
 def prune(
@@ -135,17 +125,17 @@ def merge(
 
     Namespaces stay separate. The count of a text is its highest count in a snapshot."""
     from pipeline.decoding.trie.merging import merge_tries
-    from pipeline.decoding.trie.snapshot import load_trie, save_trie
+    from pipeline.decoding.trie.snapshot import read_snapshot, save_trie
 
-    tries = [load_trie(path) for path in snapshots]
-    lengths = sorted({trie.branch_length for trie in tries})
+    contents = [read_snapshot(path) for path in snapshots]
+    lengths = sorted({content.branch_length for content in contents})
     if len(lengths) > 1:
         raise UserError(
             f"The snapshots have branch lengths {', '.join(map(str, lengths))}; only equal ones can be merged."
         )
     merged = new_trie(lengths[0], max_mib)
     with output.progress() as bar:
-        merge_tries(merged, bar.track(tries, description="merge"))
+        merge_tries(merged, bar.track(contents, description="merge"))
     save_trie(merged, out)
     _show(merged, out, as_json)
 
@@ -158,7 +148,7 @@ def new_trie(branch_length: int, max_mib: float) -> Trie:
         return Trie(branch_length, int(max_mib * (1 << 20)))
     except ValueError as error:
         raise UserError(f"--max-mib is {max_mib}: {error}.") from error
-    except (MemoryError, OSError) as error:
+    except MemoryError as error:
         raise UserError(f"--max-mib is {max_mib:g}; this machine does not have that much memory.") from error
 
 

@@ -52,5 +52,5 @@ def warm_up() -> None:
     trie.prune()
     with TemporaryDirectory() as folder:
         save_trie(trie, Path(folder) / "trie")
-        load_trie(Path(folder) / "trie").check()
+        load_trie(Path(folder) / "trie")
     trie.remove("")

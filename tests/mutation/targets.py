@@ -30,7 +30,7 @@ def _trie(module: str, *tests: str) -> Target:
 
 
 _DRAFTS = ("estimator", "learning", "recorded")
-_CONTENT = ("text_trie", "integrity", "random_operations", "merging")
+_CONTENT = ("text_trie", "random_operations", "merging", "snapshot")
 TARGETS = (
     *map(_decoding, ("accept", "tree", "sampling", "lookahead", "noise", "pool", "split", "strategy")),
     *map(
@@ -57,7 +57,6 @@ TARGETS = (
     Target("pipeline/decoding/grammar/matcher.py", (f"{_DECODING}/grammar/test_matcher.py",)),
     _trie("learning", "learning", "recorded"),
     _trie("snapshot", "snapshot"),
-    _trie("integrity", "integrity", "snapshot"),
     *(_trie(module, *_DRAFTS) for module in ("draft_tree", "estimator", "next_tokens", "suffixes")),
     *(_trie(module, *_CONTENT) for module in ("arrays", "insertion", "merging", "nodes", "text_trie")),
     Target(

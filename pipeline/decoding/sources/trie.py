@@ -10,7 +10,7 @@ from pipeline.decoding.sources.prompt import PromptSource
 from pipeline.decoding.tree import FloatArray
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.merging import merge_tries
-from pipeline.decoding.trie.snapshot import load_trie, save_trie
+from pipeline.decoding.trie.snapshot import Snapshot, read_snapshot, save_trie
 from pipeline.errors import ConfigError
 
 SNAPSHOT, STATE = "trie.snapshot", "trie.state"
@@ -40,7 +40,7 @@ class TrieSource(PromptSource):
 
     def load_learned(self, folder: Path, fingerprint: str) -> None:
         if (path := folder / SNAPSHOT).exists():
-            merge_tries(self.trie, [load_trie(path)])  # the file repeats the texts of the configured snapshot
+            merge_tries(self.trie, [read_snapshot(path)])  # the file repeats the texts of the configured snapshot
         if (path := folder / STATE).exists():
             loaded = load_arrays(path, self._weights(), fingerprint)
             for name, values in self._weights().items():
@@ -50,11 +50,11 @@ class TrieSource(PromptSource):
         return {"escape_counts": self._estimator.escape_counts}
 
 
-def _snapshot(path: str, branch_length: int) -> Trie:
-    trie = load_trie(path)
-    if trie.branch_length != branch_length:
+def _snapshot(path: str, branch_length: int) -> Snapshot:
+    snapshot = read_snapshot(path)
+    if (found := snapshot.branch_length) != branch_length:
         raise ConfigError(
-            f"draft source 'trie': branch_length is {branch_length}, but {trie.branch_length} in the snapshot {path}. "
-            f"Set branch_length: {trie.branch_length}, or build it again with --branch-length {branch_length}."
+            f"draft source 'trie': branch_length is {branch_length}, but {found} in the snapshot {path}. "
+            f"Set branch_length: {found}, or build it again with --branch-length {branch_length}."
         )
-    return trie
+    return snapshot

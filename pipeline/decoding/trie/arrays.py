@@ -21,7 +21,6 @@ oldest position of the text removes exactly the least recently used nodes.
 
 from __future__ import annotations
 
-import mmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,20 +40,12 @@ NODE = np.dtype(
 )
 # free: first free row. fresh: first row that was never used. head, oldest: positions of the next token and of the
 # oldest held, counted from the beginning (slot = position % capacity). oldest_root: root of the sequence that the
-# oldest position belongs to. num_nodes: rows in use. unused: for the file format. num_buckets: buckets in use.
-# num_unsplit: the largest power of two not above it, see `nodes.bucket_of`.
+# oldest position belongs to. num_nodes: rows in use.
 STATE = np.dtype(
-    [
-        (name, "<i8")
-        for name in (
-            *("free", "fresh", "head", "oldest", "oldest_root", "num_nodes", "unused", "branch_length"),
-            *("num_buckets", "num_unsplit"),
-        )
-    ],
+    [(name, "<i8") for name in ("free", "fresh", "head", "oldest", "oldest_root", "num_nodes", "branch_length")],
     align=True,
 )
 BUCKETS_PER_NODE = 2
-HUGE_BYTES = 4 << 20
 # Bytes per node in nodes, buckets, bucket_next and text. The text has one slot per node, because most tokens create at
 # least one node.
 BYTES_PER_NODE = (NODE.itemsize, 4 * BUCKETS_PER_NODE, 4, 4)
@@ -74,52 +65,20 @@ class TrieArrays(NamedTuple):
         return sum(array.nbytes for array in self)
 
 
-class TrieMemory:
-    """Owns the memory of a trie, and extends it without a copy where the system can (mremap)."""
-
-    def __init__(self, num_nodes: int, branch_length: int) -> None:
-        num_buckets = BUCKETS_PER_NODE * num_nodes
-        state = np.zeros(1, STATE)
-        state["fresh"], state["branch_length"] = 1, branch_length
-        state["num_buckets"], state["num_unsplit"] = num_buckets, 1 << (num_buckets.bit_length() - 1)
-        self._maps = [_mapped(num_nodes * size) for size in BYTES_PER_NODE]
-        self.arrays = self._arrays(records(state))
-        # Touch all pages of the hash table now. Otherwise the first insertion would wait until the system has cleared
-        # them.
-        self.arrays.buckets[:] = 0
-
-    def double(self) -> None:
-        """Double the capacity. Earlier arrays no longer belong to the trie. `nodes.new_node` fills the new buckets, a
-        few at a time."""
-        state = self.arrays.state
-        del self.arrays
-        self._maps = [_doubled(memory) for memory in self._maps]
-        self.arrays = self._arrays(state)
-
-    def _arrays(self, state: Records) -> TrieArrays:
-        for memory in self._maps:
-            # Huge pages halve the time to find a random node.
-            if len(memory) >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        nodes = records(np.frombuffer(self._maps[0], NODE))
-        buckets, bucket_next, text = (np.frombuffer(memory, np.int32) for memory in self._maps[1:])
-        return TrieArrays(nodes, buckets, bucket_next, text, state)
-
-
-def _mapped(num_bytes: int) -> mmap.mmap:
-    """Memory of zeros. The system allocates pages at their first use."""
-    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def _doubled(memory: mmap.mmap) -> mmap.mmap:
-    """Memory of twice the size that begins with the content of `memory` and continues with zeros."""
-    try:
-        memory.resize(2 * len(memory))
-    except (BufferError, SystemError, ValueError):  # an array still refers to it, or the system has no mremap
-        larger = _mapped(2 * len(memory))
-        larger[: len(memory)] = memory[:]
-        memory = larger
-    return memory
+def new_arrays(num_nodes: int, branch_length: int) -> TrieArrays:
+    """The arrays of an empty trie. The system allocates memory when it is first written: nodes one by one, buckets and
+    text here, so that no insertion waits for them."""
+    state = np.zeros(1, STATE)
+    state["fresh"], state["branch_length"] = 1, branch_length
+    nodes = np.empty(num_nodes, NODE)
+    nodes[0] = 0
+    return TrieArrays(
+        records(nodes),
+        np.full(BUCKETS_PER_NODE * num_nodes, 0, np.int32),
+        np.empty(num_nodes, np.int32),
+        np.full(num_nodes, 0, np.int32),
+        records(state),
+    )
 
 
 def nodes_within(max_bytes: int) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from pipeline.decoding.trie.snapshot import Snapshot
 from pipeline.decoding.trie.text_trie import Trie
 
 
-def merge_tries(into: Trie, tries: Iterable[Trie]) -> None:
-    """Insert the texts of tries, trie by trie, oldest first. A text is counted as often as in the trie that holds it
-    most often, including `into`. So texts that several tries have in common are not counted twice."""
+def merge_tries(into: Trie, tries: Iterable[Trie | Snapshot]) -> None:
+    """Insert the texts of tries or snapshots, one after the other, oldest texts first. A text is counted as often as in
+    the trie that holds it most often, including `into`. So texts that several have in common are not counted twice."""
     most = Counter((namespace, tokens.tobytes()) for namespace, tokens in into.texts())
     for trie in tries:
         seen: Counter[tuple[str, bytes]] = Counter()

@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.decoding.compiled import int64, kernel, subkernel
 from pipeline.decoding.tree import IntArray
-from pipeline.decoding.trie.arrays import BUCKETS_PER_NODE, TrieArrays, slot_of
+from pipeline.decoding.trie.arrays import TrieArrays, slot_of
 
 # Number of children at the front that are sorted by count; the others are sorted by last use.
 NUM_FREQUENT = 16
@@ -14,15 +14,13 @@ NUM_FREQUENT = 16
 
 @subkernel
 def bucket_of(trie: TrieArrays, parent: int, token: int) -> int:
-    """The bucket of a child. Linear hashing: of `num_unsplit` buckets, the first num_buckets - num_unsplit have been
-    split in two, so the table grows one bucket at a time."""
+    """The bucket of a child."""
     mixed = (np.uint64(parent) << np.uint64(32)) ^ np.uint64(token)
     mixed *= np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    state = trie.state[0]
-    bucket = int64(mixed >> np.uint64(32)) & (2 * state.num_unsplit - 1)
-    return bucket if bucket < state.num_buckets else bucket - state.num_unsplit
+    # The upper half, scaled to the number of buckets without a division.
+    return int64(((mixed >> np.uint64(32)) * np.uint64(len(trie.buckets))) >> np.uint64(32))
 
 
 @subkernel
@@ -126,22 +124,6 @@ def _leave_bucket(trie: TrieArrays, row: int) -> None:
     trie.bucket_next[other] = trie.bucket_next[row]
 
 
-@subkernel
-def _split_bucket(trie: TrieArrays) -> None:
-    """Split the next bucket in two."""
-    state = trie.state[0]
-    source = state.num_buckets - state.num_unsplit
-    row = int64(trie.buckets[source])
-    trie.buckets[source] = 0
-    state.num_buckets += 1
-    if state.num_buckets == 2 * state.num_unsplit:
-        state.num_unsplit *= 2
-    while row:
-        after = int64(trie.bucket_next[row])
-        _enter_bucket(trie, row)
-        row = after
-
-
 @kernel
 def fill_buckets(trie: TrieArrays) -> None:
     """Enter all nodes into empty buckets."""
@@ -160,9 +142,6 @@ def new_node(trie: TrieArrays, parent: int, token: int, depth: int, count: int, 
     else:
         row = state.fresh
         state.fresh += 1
-        for _ in range(BUCKETS_PER_NODE):
-            if state.num_buckets < len(trie.buckets):
-                _split_bucket(trie)
     state.num_nodes += 1
     node = trie.nodes[row]
     node.parent = parent

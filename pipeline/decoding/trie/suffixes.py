@@ -1,7 +1,8 @@
 """Finds the suffixes of contexts in two tries (0: the request's own, 1: the shared one), in compiled loops.
 
 Each context has a *row* of a workspace. Row 0 is the request's context (`find_context`). Any other row is the context
-of a parent row and one drafted token (`extend_context`). The *order* of a suffix is its length, below the branch length.
+of a parent row and one drafted token (`extend_context`). The *order* of a suffix is its length. It is below the branch
+length.
 """
 
 from __future__ import annotations

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie import insertion
-from pipeline.decoding.trie.arrays import BYTES_PER_NODE, TrieArrays, TrieMemory, bytes_for, nodes_within
-from pipeline.decoding.trie.integrity import check_arrays
-from pipeline.decoding.trie.nodes import locate, new_node
+from pipeline.decoding.trie.arrays import BYTES_PER_NODE, bytes_for, new_arrays, nodes_within
+from pipeline.decoding.trie.nodes import fill_buckets, locate, new_node
 
 FIRST_NODES = 1 << 10
 # At most one root per this number of nodes.
 NAMESPACE_SHARE = 16
+# Owner of a header in the text that notes a halving of all counts. No row has this number.
+PRUNED = (1 << 31) - 1
 NOTHING: IntArray = np.empty(0, np.int32)
 
 
@@ -48,31 +49,16 @@ class Trie:
                 f"a trie of branch length {branch_length} needs at least {bytes_for(least)} bytes, found {max_bytes}; "
                 "raise max_bytes or lower branch_length"
             )
-        self.restore(branch_length, max_bytes, TrieMemory(num_nodes, branch_length), {}, 0)
-
-    def restore(
-        self,
-        branch_length: int,
-        max_bytes: int | None,
-        memory: TrieMemory,
-        roots: dict[str, int],
-        num_namespaces_ever: int,
-    ) -> None:
-        """Set the whole state, for a new trie or from a snapshot."""
         self.branch_length = branch_length
         self.max_bytes = max_bytes
-        self.roots = roots
-        self.num_namespaces_ever = num_namespaces_ever
+        # An insertion may replace the arrays.
+        self.arrays = new_arrays(num_nodes, branch_length)
+        # Row of each namespace's root.
+        self.roots: dict[str, int] = {}
         self._scratch: IntArray = np.zeros((2, branch_length + 1), np.int32)
         # The sequence inserted last: its namespace, and its last branch_length - 1 tokens. No tokens if the next ones
         # begin a new sequence in the text.
         self._namespace, self._end, self._is_open = "", NOTHING, False
-        self._memory = memory
-
-    @property
-    def arrays(self) -> TrieArrays:
-        """Arrays for the kernels. Valid until the next insertion, which may replace them."""
-        return self._memory.arrays
 
     def insert(self, tokens: IntArray, namespace: str = "") -> None:
         """Insert a sequence [len]."""
@@ -98,7 +84,7 @@ class Trie:
             if len(tokens) and may_forget:  # the beginning of the sequence was forgotten
                 self._is_open = False
             elif len(tokens):
-                self._memory.double()
+                self._double()
 
     def root(self, namespace: str = "") -> int:
         """Row of the namespace's root, 0 if nothing was inserted in it."""
@@ -112,7 +98,9 @@ class Trie:
         return int(self.arrays.nodes["count"][locate(self.arrays, root, np.asarray(tokens, np.int32), 0, len(tokens))])
 
     def prune(self) -> None:
-        """Halve all counts and drop the strings whose count becomes 0."""
+        """Halve all counts and drop the strings whose count becomes 0. The text notes it, for snapshots."""
+        self._make_room(2)
+        insertion.open_sequence(self.arrays, PRUNED)
         insertion.halve_counts(self.arrays)
         self._is_open = False
 
@@ -125,21 +113,16 @@ class Trie:
 
     def texts(self) -> Iterator[tuple[str, IntArray]]:
         """Yield the sequences in memory, oldest first: namespace, tokens [len]."""
-        text, state = self.arrays.text, self.arrays.state
         names = {root: name for name, root in self.roots.items()}
-        held = text[np.arange(state["oldest"][0], state["head"][0]) % len(text)]
-        begin, owner = 0, int(state["oldest_root"][0])
-        for end in [*np.flatnonzero(held < 0)[::2].tolist(), len(held)]:
-            sequence = held[begin:end]
-            sequence = (sequence[sequence > 0] - 1).astype(np.int32)
-            if len(sequence) and owner in names:
-                yield names[owner], sequence
-            if end < len(held):
-                begin, owner = end + 2, -int(held[end])
+        for name, tokens in sequences_in(self.held_text(), int(self.arrays.state["oldest_root"][0]), names):
+            if name is not None:
+                yield name, tokens
 
-    def check(self) -> None:
-        """Raise ValueError with the first fault of `integrity.check_arrays`, if there is one."""
-        check_arrays(self.arrays, self.roots)
+    def held_text(self) -> IntArray:
+        """[len] the text from its oldest slot to its newest, as in `arrays`."""
+        text, state = self.arrays.text, self.arrays.state
+        held: IntArray = text[np.arange(state["oldest"][0], state["head"][0]) % len(text)]
+        return held
 
     @property
     def statistics(self) -> TrieStatistics:
@@ -162,8 +145,7 @@ class Trie:
             if len(self.roots) >= len(self.arrays.nodes) // NAMESPACE_SHARE:
                 self._drop_some_namespaces()
             self._make_room(0)
-            self.num_namespaces_ever += 1
-            root = int(new_node(self.arrays, 0, self.num_namespaces_ever, 0, 0, 0))
+            root = int(new_node(self.arrays, 0, len(self.roots), 0, 0, 0))
             self.roots[namespace] = root
         return root
 
@@ -171,13 +153,37 @@ class Trie:
         """Make room for num_slots slots of text and one token more. Only tries without max_bytes grow; their text
         begins in slot 0."""
         while not insertion.make_room(self.arrays, num_slots, self.max_bytes is not None):
-            self._memory.double()
+            self._double()
+
+    def _double(self) -> None:
+        """Double the capacity of a trie without max_bytes, whose text begins in slot 0."""
+        old, self.arrays = self.arrays, new_arrays(2 * len(self.arrays.nodes), self.branch_length)
+        used = int(old.state["fresh"][0])
+        self.arrays.nodes[:used] = old.nodes[:used]
+        self.arrays.text[: len(old.text)] = old.text
+        self.arrays.state[:] = old.state
+        fill_buckets(self.arrays)
 
     def _drop_some_namespaces(self) -> None:
         """Drop the namespaces without strings; if there are none, the oldest namespace."""
         empty = [name for name, root in self.roots.items() if not self.arrays.nodes["first_child"][root]]
         for name in empty or list(self.roots)[:1]:
             self.remove(name)
+
+
+def sequences_in(held: IntArray, owner: int, names: Mapping[int, str]) -> Iterator[tuple[str | None, IntArray]]:
+    """Yield the sequences of a text, oldest first: namespace, tokens [len]. Where counts were halved: None, no tokens.
+    owner: root of the first sequence. names: namespaces by root."""
+    begin = 0
+    for end in [*np.flatnonzero(held < 0)[::2].tolist(), len(held)]:
+        sequence = held[begin:end]
+        sequence = (sequence[sequence > 0] - 1).astype(np.int32)
+        if len(sequence) and owner in names:
+            yield names[owner], sequence
+        if end < len(held):
+            begin, owner = end + 2, -int(held[end])
+            if owner == PRUNED:
+                yield None, NOTHING
 
 
 def least_nodes(branch_length: int) -> int:

@@ -10,7 +10,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import MOST_DRAFT_TOKENS, numbers, output_file, words
-from pipeline.cli.trie import MOST_MIB, BranchLength, Tokenizer, encoder, new_trie
+from pipeline.cli.trie import BranchLength, MaxMib, Tokenizer, encoder, new_trie
 
 if TYPE_CHECKING:
     from lookahead_research.trie_bench import Measurement
@@ -28,10 +28,7 @@ def bench_trie(
     sizes: Annotated[str, typer.Option("--sizes", help="Numbers of inserted tokens, such as 1e5,1e6,1e7.")] = "1e5,1e6",
     nodes: Annotated[int, typer.Option("--nodes", help="Nodes of a draft tree.", min=1, max=MOST_DRAFT_TOKENS)] = 64,
     branch_length: BranchLength = 12,
-    max_mib: Annotated[
-        float | None,
-        typer.Option("--max-mib", help="Memory limit in MiB. Default: no limit.", min=0.0625, max=MOST_MIB),
-    ] = None,
+    max_mib: MaxMib = 64.0,
     queries: Annotated[int, typer.Option("--queries", help="Draft trees retrieved at each size.", min=1)] = 2000,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the synthetic stream.", min=0)] = 0,
     peers: Annotated[str, typer.Option("--peers", help="Further draft sources: prompt-lookup (of transformers).")] = "",
@@ -55,7 +52,7 @@ def bench_trie(
     max_tokens = sum(map(len, sequences))
     others = create_peers(words("--peers", peers) if peers else [], max_tokens, trie_bench.CONTEXT_LEN, nodes)
     # Raises UserError for an impossible memory limit.
-    max_bytes = None if max_mib is None else new_trie(branch_length, max_mib).max_bytes
+    max_bytes = new_trie(branch_length, max_mib).max_bytes
     with output.progress() as bar:
         task = bar.add_task("insert", total=ascending[-1])
         results = trie_bench.bench_trie(

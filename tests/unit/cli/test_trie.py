@@ -70,7 +70,7 @@ def test_build_inspect_prune_and_merge(app: typer.Typer, rows: Path, tmp_path: P
     run(app, "trie", "prune", both)
     assert count(both, 1, 2) == 1
     assert count(both, 9, 1, namespace="tenant") == 0
-    seen = json.loads(run(app, "trie", "inspect", both, "--check", "--json"))
+    seen = json.loads(run(app, "trie", "inspect", both, "--json"))
     assert seen["namespaces"] == ["", "tenant"]
     assert seen["tokens_held"] == 8 + 10
 
@@ -79,7 +79,7 @@ def test_snapshots_are_merged_from_urls_to_a_url(app: typer.Typer, rows: Path, t
     for name, namespace in (("one", ""), ("two", "tenant")):
         run(app, "trie", "build", rows, "-o", f"memory://{name}", "--max-mib", 1, "--namespace", namespace)
     run(app, "trie", "merge", "memory://one", "memory://two", "-o", "memory://both", "--max-mib", 1)
-    seen = json.loads(run(app, "trie", "inspect", "memory://both", "--check", "--json"))
+    seen = json.loads(run(app, "trie", "inspect", "memory://both", "--json"))
     assert seen["file"] == "memory://both"
     assert seen["namespaces"] == ["", "tenant"]
 
@@ -125,9 +125,9 @@ def test_memory_that_this_machine_does_not_have_is_the_users(
     app: typer.Typer, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def fail(*arguments: object) -> None:
-        raise OSError(12, "Cannot allocate memory")
+        raise MemoryError("Unable to allocate")
 
-    monkeypatch.setattr("pipeline.decoding.trie.text_trie.TrieMemory", fail)
+    monkeypatch.setattr("pipeline.decoding.trie.text_trie.new_arrays", fail)
     with pytest.raises(UserError, match="does not have that much memory"):
         run(app, "trie", "build", rows, "-o", tmp_path / "a", "--max-mib", 60000)
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.merging import merge_tries
+from tests.unit.decoding.trie.integrity import check
 
 
 def trie_of(*texts: str, namespace: str = "") -> Trie:
@@ -26,7 +27,7 @@ def counts(trie: Trie, *texts: str, namespace: str = "") -> list[int]:
 def merged(*tries: Trie) -> Trie:
     into = Trie(4, 1 << 16)
     merge_tries(into, tries)
-    into.check()
+    check(into)
     return into
 
 
