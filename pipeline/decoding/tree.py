@@ -128,6 +128,18 @@ def children_of(tree: DraftTree) -> dict[int, dict[int, int]]:
     return children
 
 
+def find_nodes(tree: DraftTree, other: DraftTree) -> list[int]:
+    """For each node of `tree` the first node of `other` with the same path, -1 if there is none."""
+    first: dict[tuple[int | None, int], int] = {}  # by parent and token
+    same: list[int] = []
+    for node, (parent, token) in enumerate(zip(other.parents.tolist(), other.token_ids.tolist(), strict=True)):
+        same.append(first.setdefault((ROOT if parent < 0 else same[parent], token), node))
+    found: list[int | None] = []
+    for parent, token in zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True):
+        found.append(first.get((ROOT if parent < 0 else found[parent], token)))
+    return [-1 if node is None else node for node in found]
+
+
 def select_nodes(tree: DraftTree, keep: BoolArray) -> DraftTree:
     """The subtree of the nodes in `keep` [n], without nodes whose parent is dropped."""
     if keep.all():

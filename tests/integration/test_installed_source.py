@@ -45,7 +45,7 @@ class EchoSource:
         length = min(self.num_tokens, budget.max_nodes, budget.max_depth)
         return chain(context[start : start + length].tolist())
 
-    def update(self, request_id, step, nodes):
+    def update(self, request_id, step):
         pass
 
     def stop(self, request_id):

@@ -62,17 +62,17 @@ def learn_ratios(
     accepted_sums: DoubleArray,
     estimates: FloatArray,
     channels: IntArray,
-    verified: IntArray,
+    known: BoolArray,
     accepted: BoolArray,
 ) -> None:
-    """Update the cells with the outcome of a step. estimates: [n] before correction. verified: [n] below 0 for nodes
-    that were not verified and so do not count. accepted: [n]."""
+    """Update the cells with the outcome of a step. estimates: [n] before correction. known, accepted: see
+    `learning.Outcome`."""
     for channel in range(len(promised)):
         for cell in range(NUM_CELLS):
             promised[channel, cell] *= DECAY
             accepted_sums[channel, cell] *= DECAY
     for node in range(len(estimates)):
-        if verified[node] < 0:
+        if not known[node]:
             continue
         low, share = _cell(estimates[node])
         for cell, part in ((low, 1.0 - share), (low + 1, share)):

@@ -35,7 +35,6 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 NO_TABLE = empty_table(0, 1, 1)
-NO_NODES: IntArray = np.empty(0, np.int32)
 logger = logging.getLogger(__name__)
 
 
@@ -66,15 +65,13 @@ class LearningSource(DraftSource, Protocol):
 class _Request:
     """names: sources that take part. noise: of the target's choices. left_out: those that do not take part in the
     next proposal. recent: of the last step. grown: the last proposal, until its outcome is known. channels: for each
-    of its nodes, the channel that gives it the highest probability. own_nodes: for each source index, the
-    range of its nodes in `grown.nodes`."""
+    of its nodes, the channel that gives it the highest probability."""
 
     names: frozenset[str]
     noise: NoiseKey = NO_NOISE
     left_out: frozenset[str] = frozenset()
     recent: RecentRows = NO_RECENT_ROWS
     grown: Grown | None = None
-    own_nodes: dict[int, slice] = field(default_factory=dict)
     channels: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
 
 
@@ -144,7 +141,7 @@ class Drafter:
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
         """Grow one tree within the budget from the proposals of the request's sources."""
         request = self._requests[request_id]
-        request.grown, request.own_nodes = None, {}
+        request.grown = None
         if budget.max_nodes <= 0 or budget.max_depth <= 0:
             return EMPTY_TREE
         context = read_only(context)
@@ -156,7 +153,7 @@ class Drafter:
             tree = self._guarded(source, EMPTY_TREE, self._checked, source, request_id, context, budget)
             if len(tree):
                 trees.append((index, tree))
-        proposals = joined_proposals(trees, request.own_nodes)
+        proposals = joined_proposals(trees)
         grown: Grown | None = None
         filled = self._table_source
         if filled is not None and filled.name in request.names:
@@ -177,14 +174,11 @@ class Drafter:
         nodes, tokens = tuple(step.nodes), tuple(step.token_ids)
         step = StepResult(read_only(step.context), step.tree, nodes, tokens, step.choices, step.top_ids, step.top_probs)
         self.reliability.add(step.tree, path)
-        verified = NO_NODES
         if request.grown is not None:
-            verified = learn_from_step(self._mix, self._calibration, request.grown, request.channels, step, path)
-        for index, source in enumerate(self.sources):
-            if source.name in request.names:
-                own = verified[request.own_nodes[index]] if index in request.own_nodes else NO_NODES
-                self._guarded(source, None, source.update, request_id, step, own)
-        request.grown, request.own_nodes = None, {}
+            learn_from_step(self._mix, self._calibration, request.grown, request.channels, step, path)
+        for source in self._taking_part(request.names):
+            self._guarded(source, None, source.update, request_id, step)
+        request.grown = None
         request.recent = recent_rows(step, path)
 
     def save_learned(self, folder: Path, name: str, fingerprint: str) -> None:

@@ -35,8 +35,7 @@ class Grown(NamedTuple):
     token_ids, parents, probabilities: [n] nodes in the order of growth. channel_probs: [n, channels] each channel's
     probability of a node given its parent; 0 if the channel has no data after the parent, `OTHERS` if it lists only
     other tokens there. num_orders: [n] number of orders with an entry after a node's parent. noise: [n] see
-    `noise.token_noise`. nodes: [total] index in the tree of each proposed node, -1 if it was not taken. num_fixed:
-    number of fixed nodes, which come first.
+    `noise.token_noise`. num_fixed: number of fixed nodes, which come first.
     """
 
     token_ids: IntArray
@@ -45,7 +44,6 @@ class Grown(NamedTuple):
     channel_probs: FloatArray
     num_orders: IntArray
     noise: FloatArray
-    nodes: IntArray
     num_fixed: int
 
 
@@ -102,8 +100,7 @@ def _grow(
     orders, _, width = table.ids.shape
     room = 1 + len(proposals.token_ids) + (max_nodes + 1) * (orders * width + first_rows.ids.shape[1])
     nodes = new_nodes(room, mix.weights.shape[1] - 1)
-    merged = np.empty(len(proposals.token_ids), np.int32)
-    merge(nodes, proposals, merged)
+    merge(nodes, proposals)
     end_of_proposals = nodes.size[0]
     last = np.empty(orders, np.int32)
     taken = np.empty(max_nodes, np.int32)
@@ -142,7 +139,7 @@ def _grow(
         nodes.rank[current] = num_taken
         taken[num_taken] = current
         num_taken += 1
-    return _grown(nodes, taken[:num_taken], merged, num_fixed)
+    return _grown(nodes, taken[:num_taken], num_fixed)
 
 
 @subkernel
@@ -236,8 +233,8 @@ def _rate_children(nodes: Nodes, above: int, num_orders: int, mix: Mix) -> None:
 
 
 @inlined
-def _grown(nodes: Nodes, taken: IntArray, merged: IntArray, num_fixed: int) -> Plain:
-    """The fields of the tree of the nodes that were taken, in this order. merged: see `nodes.merge`."""
+def _grown(nodes: Nodes, taken: IntArray, num_fixed: int) -> Plain:
+    """The fields of the tree of the nodes that were taken, in this order."""
     parents = np.empty(len(taken), np.int32)
     for index in range(len(taken)):
         above = nodes.parent[taken[index]]
@@ -249,6 +246,5 @@ def _grown(nodes: Nodes, taken: IntArray, merged: IntArray, num_fixed: int) -> P
         nodes.channel_probs[taken],
         nodes.num_orders[taken],
         nodes.noise[taken],
-        nodes.rank[merged],
         num_fixed,
     )

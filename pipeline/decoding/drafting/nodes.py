@@ -79,9 +79,10 @@ def child_of(nodes: Nodes, above: int, token: int) -> int:
     return child
 
 
-@subkernel
-def merge(nodes: Nodes, proposals: Proposals, merged: IntArray) -> None:
-    """Add the proposed nodes, equal paths once. Fills merged [total] with the node of each."""
+@inlined
+def merge(nodes: Nodes, proposals: Proposals) -> None:
+    """Add the proposed nodes, equal paths once."""
+    merged = np.empty(len(proposals.token_ids), np.int32)
     for index in range(len(merged)):
         above = 0 if proposals.parents[index] < 0 else merged[proposals.parents[index]]
         node = child_of(nodes, above, proposals.token_ids[index])

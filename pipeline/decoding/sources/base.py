@@ -40,10 +40,9 @@ class DraftSource(Protocol):
         """Return a draft tree below the last token of context [len], with estimated path probabilities. It may be
         empty."""
 
-    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
-        """Learn from a step. nodes: [own nodes] index in `step.tree` of each node of this source's proposal; -1 if it
-        was not verified. Called after every step, including those in which this source proposed nothing. Steps without
-        drafting may come as one."""
+    def update(self, request_id: str, step: StepResult) -> None:
+        """Learn from a step. Called after every step, including those in which this source proposed nothing. Steps
+        without drafting may come as one."""
 
     def stop(self, request_id: str) -> None:
         """End a request that finished or was cancelled. No other request may use its private state, except one of the

@@ -79,7 +79,7 @@ class PromptSource:
         text = self._requests[request_id].text
         return self._estimator.grow(text.own, self._shared, text.namespace, context, budget.max_nodes, budget.max_depth)
 
-    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+    def update(self, request_id: str, step: StepResult) -> None:
         request = self._requests[request_id]
         text, tokens = request.text, np.asarray(step.token_ids, np.int32)
         try:

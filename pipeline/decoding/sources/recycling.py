@@ -45,7 +45,7 @@ class RecyclingSource:
         """Return no nodes: the drafter itself continues every path from `table`."""
         return EMPTY_TREE
 
-    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+    def update(self, request_id: str, step: StepResult) -> None:
         if step.top_ids is not None and step.top_probs is not None:
             tree, path = step.tree, np.asarray(step.nodes, np.int32)
             key, table = self._keys[request_id], tuple(self.table)

@@ -66,7 +66,7 @@ class SuppliedSource:
         state.offered = state.prediction[state.position : end]
         return chain(state.offered.tolist())
 
-    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+    def update(self, request_id: str, step: StepResult) -> None:
         """Count the accepted tokens of the prediction. `propose` finds the next position from the context."""
         state = self._requests[request_id]
         if not len(state.offered):

@@ -12,7 +12,7 @@ from pipeline.decoding.lookahead import Window, window_size
 from pipeline.decoding.pool import NgramPool
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, depths, limit_tree
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, depths, find_nodes, limit_tree
 from pipeline.errors import RequestError
 
 # Conditional probability assigned to window nodes. They are verified in any case.
@@ -21,14 +21,14 @@ GUESS_PROBABILITY = 0.05
 
 @dataclass(slots=True)
 class _Lookahead:
-    """window: None if it would have no nodes, as for (W, N, G) = (1, 1, 0). num_proposed: window nodes in the last
+    """window: None if it would have no nodes, as for (W, N, G) = (1, 1, 0). proposed: the window's tree in the last
     proposal."""
 
     prompt_ids: IntArray
     pool: NgramPool
     window: Window | None
     max_ngram_size: int
-    num_proposed: int = 0
+    proposed: DraftTree = EMPTY_TREE
 
 
 class WindowSource:
@@ -59,20 +59,20 @@ class WindowSource:
         window = EMPTY_TREE if state.window is None else state.window.tree()
         if len(window) > budget.max_nodes:
             window = EMPTY_TREE
-        state.num_proposed = len(window)
+        state.proposed = window
         pool = state.pool.tree(int(context[-1]), budget.max_depth)
         return _side_by_side(window, limit_tree(pool, budget.max_nodes - len(window), budget.max_depth))
 
-    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+    def update(self, request_id: str, step: StepResult) -> None:
         state = self._requests[request_id]
         window = state.window
         if window is not None:
-            choices = _choices_below(window, step, nodes[: state.num_proposed])
+            choices = _choices_below(window, state.proposed, step)
             if choices is not None and window.is_full:
                 for ngram in window.ngrams(int(step.context[-1]), choices):
                     state.pool.add(ngram)
             window.advance(len(step.token_ids), choices)
-        state.num_proposed = 0
+        state.proposed = EMPTY_TREE
         before = step.context[max(0, len(step.context) - state.max_ngram_size + 1) :]
         state.pool.add_text([*before.tolist(), *step.token_ids])
 
@@ -91,16 +91,14 @@ class WindowSource:
         self._requests[request_id] = _Lookahead(prompt_ids, pool, window, ngram_size)
 
 
-def _choices_below(window: Window, step: StepResult, nodes: IntArray) -> IntArray | None:
-    """[W] the target's choices below the window's last level. None if the target returns no choices, or if the window
-    was not verified."""
-    own = window.last_level()
-    if step.choices is None or own[-1] >= len(nodes):
+def _choices_below(window: Window, proposed: DraftTree, step: StepResult) -> IntArray | None:
+    """[W] the target's choices below the window's last level. proposed: the window, if it was proposed. None if
+    it was not verified, or if the target returns no choices."""
+    verified = find_nodes(proposed, step.tree)
+    if step.choices is None or not verified or -1 in verified:
         return None
-    verified = [-1 if node < 0 else int(nodes[node]) for node in own]
-    if any(node < 0 for node in verified[own[0] < 0 :]):
-        return None
-    choices: IntArray = step.choices[np.asarray(verified) + 1].astype(np.int32)
+    rows = [0 if node < 0 else verified[node] + 1 for node in window.last_level()]
+    choices: IntArray = step.choices[rows].astype(np.int32)
     return choices
 
 

@@ -24,7 +24,7 @@ class Scripted:
     def __init__(self, name: str, propose: Callable[[DraftBudget], DraftTree]) -> None:
         self.name = name
         self._propose = propose
-        self.heard: list[tuple[StepResult, list[int]]] = []
+        self.heard: list[StepResult] = []
         self.active: set[str] = set()
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
@@ -33,8 +33,8 @@ class Scripted:
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
         return self._propose(budget)
 
-    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
-        self.heard.append((step, nodes.tolist()))
+    def update(self, request_id: str, step: StepResult) -> None:
+        self.heard.append(step)
 
     def stop(self, request_id: str) -> None:
         self.active.discard(request_id)

@@ -16,6 +16,7 @@ from pipeline.decoding.tree import (
     check_tree,
     children_of,
     depths,
+    find_nodes,
     limit_tree,
     path_to,
     select_nodes,
@@ -129,3 +130,12 @@ def test_token_zero_is_in_the_vocabulary() -> None:
 def test_lists_that_are_no_tree_are_refused() -> None:
     with pytest.raises(ValueError, match="node 0 has parent 0"):
         tree_from_lists([1], [0])
+
+
+def test_nodes_are_found_by_their_paths() -> None:
+    tree = tree_from_lists([5, 6, 6, 7, 7], [-1, 0, -1, 1, 2])
+    other = tree_from_lists([6, 5, 6, 7], [-1, -1, 1, 0])
+    assert find_nodes(tree, other) == [1, 2, 0, -1, 3]
+    assert find_nodes(tree_from_lists([6, 5, 6], [-1, 0, 1]), other) == [0, -1, -1]
+    twice = tree_from_lists([5, 5, 6, 7], [-1, -1, 1, 0])
+    assert find_nodes(twice, twice) == [0, 0, 2, 3]

@@ -145,7 +145,7 @@ class Scribbler(HostileSource):
             context.sort()
         return tree
 
-    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+    def update(self, request_id: str, step: StepResult) -> None:
         if self._where == "lists":
             step.token_ids.clear()
             step.nodes.append(3)

@@ -44,7 +44,7 @@ class Diary(HostileSource):
         self.entries.append("propose")
         return chain([int(table_logits(context.tolist()).argmax())])
 
-    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+    def update(self, request_id: str, step: StepResult) -> None:
         assert step.top_ids is not None
         assert len(step.top_ids) == len(step.tree) + 1
         self.entries.append("learn")
@@ -109,7 +109,7 @@ class Costly(Diary):
 
     is_right = False
 
-    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+    def update(self, request_id: str, step: StepResult) -> None:
         self.entries.append("learn")
         self.texts[request_id] += step.token_ids
         assert len(step.tree) or len(step.token_ids) == 1 or step.top_ids is None

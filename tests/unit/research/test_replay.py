@@ -112,9 +112,9 @@ def test_a_prewarmed_source_has_served_the_other_rows_whole(monkeypatch: pytest.
         seen.append([])
         started(self, request_id, prompt_ids, namespace)
 
-    def update(self: PromptSource, request_id: str, step: StepResult, nodes: IntArray) -> None:
+    def update(self: PromptSource, request_id: str, step: StepResult) -> None:
         seen[-1] = [*step.context.tolist(), *step.token_ids]
-        updated(self, request_id, step, nodes)
+        updated(self, request_id, step)
 
     monkeypatch.setattr(PromptSource, "start", start)
     monkeypatch.setattr(PromptSource, "update", update)

@@ -16,14 +16,14 @@ def learnt(estimate: float, rate: float, channel: int = 0, steps: int = 400) -> 
     random = np.random.default_rng(0)
     for _ in range(steps):
         accepted = random.random(8) < rate
-        learn(calibration, np.full(8, estimate, np.float32), np.full(8, channel), np.arange(8), accepted)
+        learn(calibration, np.full(8, estimate, np.float32), np.full(8, channel), np.ones(8, np.bool_), accepted)
     return calibration
 
 
 def learn(
-    calibration: Calibration, estimates: np.ndarray, channels: np.ndarray, verified: np.ndarray, accepted: np.ndarray
+    calibration: Calibration, estimates: np.ndarray, channels: np.ndarray, known: np.ndarray, accepted: np.ndarray
 ) -> None:
-    learn_ratios(calibration.promised, calibration.accepted, estimates, channels, verified, accepted)
+    learn_ratios(calibration.promised, calibration.accepted, estimates, channels, known, accepted)
 
 
 def corrected(calibration: Calibration, estimate: float, channel: int = 0) -> float:
@@ -55,7 +55,7 @@ def test_paths_never_get_more_probable_downwards(nodes: list[tuple[int, float]],
             calibration,
             np.asarray([estimate for _, estimate in nodes], np.float32),
             np.arange(len(nodes)) % 3,
-            np.arange(len(nodes)),
+            np.ones(len(nodes), np.bool_),
             np.asarray(data.draw(st.lists(st.booleans(), min_size=len(nodes), max_size=len(nodes)))),
         )
     parents = np.asarray([min(parent, node - 1) for node, (parent, _) in enumerate(nodes)])
@@ -69,9 +69,9 @@ def test_paths_never_get_more_probable_downwards(nodes: list[tuple[int, float]],
 def test_nodes_that_were_not_verified_teach_nothing() -> None:
     calibration, all_refused = Calibration(1), np.zeros(4, np.bool_)
     estimates, channels = np.full(4, 0.5, np.float32), np.zeros(4, np.int32)
-    learn(calibration, estimates, channels, np.full(4, -1), all_refused)
+    learn(calibration, estimates, channels, np.zeros(4, np.bool_), all_refused)
     assert corrected(calibration, 0.5) == pytest.approx(0.5)
-    learn(calibration, estimates, channels, np.asarray([-1, 0, -1, 1]), all_refused)
+    learn(calibration, estimates, channels, np.asarray([False, True, False, True]), all_refused)
     assert calibration.promised.sum() == pytest.approx(1.0)
 
 
@@ -92,11 +92,11 @@ def test_a_cell_corrects_its_neighbourhood_and_nothing_further() -> None:
 def test_the_outcome_of_an_estimate_between_two_cells_counts_for_both_in_proportion() -> None:
     calibration = Calibration(1)
     estimates = np.full(1, 2**-0.625, np.float32)  # a quarter of the way from the cell at 2^-1/2 to that at 2^-1
-    learn(calibration, estimates, np.zeros(1, np.int32), np.zeros(1, np.int32), np.ones(1, np.bool_))
+    learn(calibration, estimates, np.zeros(1, np.int32), np.ones(1, np.bool_), np.ones(1, np.bool_))
     assert calibration.accepted[0, :4].tolist() == pytest.approx([0, 0.75, 0.25, 0], abs=1e-6)
     assert calibration.promised[0, :4].tolist() == pytest.approx([0, 0.75 * 2**-0.625, 0.25 * 2**-0.625, 0], abs=1e-6)
     assert corrected(calibration, 2**-0.5) == pytest.approx(2**-0.5 * (3 + 0.75) / (3 + 0.75 * 2**-0.625))
-    learn(calibration, estimates[:0], np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.bool_))
+    learn(calibration, estimates[:0], np.zeros(0, np.int32), np.zeros(0, np.bool_), np.zeros(0, np.bool_))
     assert calibration.accepted[0, 1] == pytest.approx(0.75 * 0.998)
 
 

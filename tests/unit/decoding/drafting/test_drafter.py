@@ -18,17 +18,11 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, chain, check_tree, dep
 from tests.unit.decoding.scripted import BUDGET, CONTEXT, VOCAB, Scripted, drafter_of, paths_of, step_of
 
 
-def test_shared_prefixes_exist_once_and_each_source_hears_of_its_own_nodes() -> None:
+def test_shared_prefixes_exist_once() -> None:
     first = Scripted("first", lambda _: tree_from_lists([5, 6, 7], [-1, 0, 0], [0.9, 0.5, 0.4]))
     second = Scripted("second", lambda _: tree_from_lists([8, 5, 6, 9], [-1, -1, 1, 2], [0.1, 0.8, 0.7, 0.6]))
-    drafter = drafter_of(first, second)
-    tree = drafter.propose("r", CONTEXT, BUDGET)
+    tree = drafter_of(first, second).propose("r", CONTEXT, BUDGET)
     assert paths_of(tree) == {(5,), (5, 6), (5, 7), (8,), (5, 6, 9)}
-    nodes = [tree.token_ids.tolist().index(token) for token in (5, 6, 9)]
-    drafter.update("r", step_of(tree, nodes))
-    for source, tokens in ((first, [5, 6, 7]), (second, [8, 5, 6, 9])):
-        _, heard = source.heard[0]
-        assert [int(tree.token_ids[node]) for node in heard] == tokens
 
 
 def test_the_budget_keeps_the_most_probable_paths() -> None:
@@ -36,11 +30,8 @@ def test_the_budget_keeps_the_most_probable_paths() -> None:
     tree = drafter_of(source).propose("r", CONTEXT, DraftBudget(4, 4))
     assert tree.token_ids.tolist() == [7, 8, 5, 6]
     other = Scripted("b", lambda _: chain([9], [0.01]))
-    both = drafter_of(source, other)
-    tree = both.propose("r", CONTEXT, DraftBudget(4, 4))
+    tree = drafter_of(source, other).propose("r", CONTEXT, DraftBudget(4, 4))
     assert tree.token_ids.tolist() == [7, 8, 5, 6]
-    both.update("r", step_of(tree, []))
-    assert other.heard[0][1] == [-1]
 
 
 def test_only_the_sources_named_take_part() -> None:
@@ -54,17 +45,6 @@ def test_only_the_sources_named_take_part() -> None:
     drafter.stop("r")
     drafter.stop("r")
     assert not any(source.active for source in sources)
-
-
-def test_a_node_whose_parent_was_not_verified_is_not_taken_for_its_namesake_below_the_root() -> None:
-    source = Scripted("a", lambda _: tree_from_lists([5, 6, 6], [-1, 0, -1], [0.9, 0.8, 0.4]))
-    drafter = drafter_of(source)
-    tree = drafter.propose("r", CONTEXT, BUDGET)
-    keep = np.asarray([token == 6 and parent < 0 for token, parent in zip(tree.token_ids, tree.parents, strict=True)])
-    verified = select_nodes(tree, keep)
-    assert paths_of(verified) == {(6,)}
-    drafter.update("r", step_of(verified, [0]))
-    assert source.heard[0][1] == [-1, -1, 0]
 
 
 def test_probabilities_follow_what_is_accepted_up_and_down() -> None:
@@ -91,21 +71,6 @@ def test_a_draft_that_a_later_planner_left_out_is_no_refusal() -> None:
     assert probabilities is not None
     assert probabilities[0] > 0.85
     assert probabilities[1] > 0.25
-
-
-def test_feedback_fits_when_only_a_part_of_the_tree_was_verified() -> None:
-    source = Scripted("a", lambda _: tree_from_lists([5, 6, 7, 8], [-1, 0, -1, 2], [0.9, 0.8, 0.4, 0.3]))
-    drafter = drafter_of(source)
-    tree = drafter.propose("r", CONTEXT, BUDGET)
-    assert tree.token_ids.tolist() == [5, 6, 7, 8]
-    part = select_nodes(tree, np.asarray([True, False, True, True]))
-    drafter.update("r", step_of(part, [1, 2]))
-    assert source.heard[0][1] == [0, -1, 1, 2]
-    tree = drafter.propose("r", CONTEXT, BUDGET)
-    drafter.update("r", step_of(EMPTY_TREE, []))
-    assert source.heard[1][1] == [-1, -1, -1, -1]
-    drafter.update("r", step_of(EMPTY_TREE, []))
-    assert source.heard[2][1] == []
 
 
 def test_what_is_often_accepted_is_trusted_more() -> None:
@@ -179,12 +144,9 @@ def test_a_window_is_taken_whole_and_shares_nodes_with_others(other: DraftTree) 
     window = tree_from_lists([5, 6, 6, 7], [-1, 0, 0, 1])  # two columns that guess the same
     window = DraftTree(window.token_ids, window.parents, None, None, 4)
     fixed = Scripted("window", lambda _: window)
-    drafter = drafter_of(Scripted("a", lambda _: other), fixed)
-    tree = drafter.propose("r", CONTEXT, DraftBudget(4, 4))
+    tree = drafter_of(Scripted("a", lambda _: other), fixed).propose("r", CONTEXT, DraftBudget(4, 4))
     assert paths_of(tree) == {(5,), (5, 6), (5, 6, 7), (9,)}
     assert tree.num_fixed == 3
-    drafter.update("r", step_of(tree, []))
-    assert fixed.heard[0][1] == [0, 1, 1, 2]
 
 
 def test_no_budget_no_draft() -> None:

@@ -42,7 +42,7 @@ def test_a_broken_source_costs_its_own_drafts_only(propose: Callable[[DraftBudge
         drafter.update("r", step_of(tree, [0, 1]))
         assert drafter.failures == {"broken": count, "good": 0}
         assert len(logs.records) == 1
-    assert good.heard[-1][1] == [0, 1]
+    assert good.heard[-1].nodes == (0, 1)
 
 
 def test_a_source_that_fails_to_start_or_learn_affects_no_other() -> None:
@@ -50,7 +50,7 @@ def test_a_source_that_fails_to_start_or_learn_affects_no_other() -> None:
         def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
             raise KeyError(request_id)
 
-        def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+        def update(self, request_id: str, step: StepResult) -> None:
             raise KeyError(request_id)
 
         def stop(self, request_id: str) -> None:
@@ -66,7 +66,7 @@ def test_a_source_that_fails_to_start_or_learn_affects_no_other() -> None:
 
 def test_a_source_that_changes_its_step_changes_it_for_no_other() -> None:
     class Vandal(Scripted):
-        def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+        def update(self, request_id: str, step: StepResult) -> None:
             for name in ("nodes", "token_ids", "context"):
                 with pytest.raises((TypeError, ValueError), match=r"assignment"):
                     getattr(step, name)[0] = 9
@@ -75,7 +75,7 @@ def test_a_source_that_changes_its_step_changes_it_for_no_other() -> None:
     good = Scripted("good", lambda _: chain([7, 8]))
     drafter = drafter_of(Vandal("vandal", lambda _: EMPTY_TREE), good)
     drafter.update("r", step_of(drafter.propose("r", CONTEXT, BUDGET), [0]))
-    ((step, _),) = good.heard
+    (step,) = good.heard
     assert (step.nodes, step.token_ids, step.context.tolist()) == ((0,), (7, 0), CONTEXT.tolist())
     with pytest.raises(RuntimeError, match=r"vandal \(1 calls\)"):
         drafter.require_sound()

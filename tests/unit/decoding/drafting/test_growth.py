@@ -191,8 +191,6 @@ def test_the_tree_is_the_best_first_one(
     assert grown.num_fixed == len(fixed)
     assert paths[: len(fixed)] == fixed
     assert (depths(tree)[len(fixed) :] <= max_depth).all()
-    for place, own in enumerate(path_tokens(proposals)):
-        assert grown.nodes[place] == (paths.index(own) if own in paths else -1)
 
     chances = {(): 1.0}
     left_out = []
@@ -256,7 +254,6 @@ def test_unlikely_nodes_are_left_out(proposals: Proposals, table: ContinuationTa
     count = whole.num_fixed + int((whole.probabilities[whole.num_fixed :] >= least).sum())
     assert part.token_ids.tolist() == whole.token_ids[:count].tolist()
     assert part.parents.tolist() == whole.parents[:count].tolist()
-    assert part.nodes.tolist() == [place if place < count else -1 for place in whole.nodes.tolist()]
 
 
 def test_token_0_is_a_candidate_like_any_other() -> None:

@@ -12,7 +12,7 @@ from pipeline.decoding.drafting.growth import Grown
 from pipeline.decoding.drafting.learning import learn_from_step, outcome_of
 from pipeline.decoding.drafting.mixing import Mix, mixed_probability
 from pipeline.decoding.request import StepResult
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, path_to, select_nodes, tree_from_lists
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, find_nodes, path_to, select_nodes, tree_from_lists
 
 CONTEXT = np.zeros(1, np.int32)
 
@@ -22,29 +22,28 @@ def mix_of_one_channel() -> Mix:
     return Mix(weights, np.zeros((*weights.shape, 0), np.float32), *np.zeros((2, 0), np.float32))
 
 
-def grown_of(tree: DraftTree, places: list[int] | None = None) -> Grown:
+def grown_of(tree: DraftTree) -> Grown:
     """A grown tree whose nodes one channel names with a probability of 0.4 each."""
     size = len(tree)
     words = np.full((size, 1), 0.4, np.float32)
-    places = list(range(size)) if places is None else places
     estimates, orders, noise = np.full(size, 0.5, np.float32), np.zeros(size, np.int32), np.zeros(size, np.float32)
-    return Grown(tree.token_ids, tree.parents, estimates, words, orders, noise, np.asarray(places, np.int32), 0)
+    return Grown(tree.token_ids, tree.parents, estimates, words, orders, noise, 0)
 
 
-def learn(
-    mix: Mix, tree: DraftTree, verified: DraftTree, nodes: list[int], tokens: list[int], places: list[int] | None = None
-) -> tuple[Calibration, list[int]]:
+def learn(mix: Mix, tree: DraftTree, verified: DraftTree, nodes: list[int], tokens: list[int]) -> Calibration:
     calibration, step = Calibration(1), StepResult(CONTEXT, verified, nodes, tokens)
     path, channels = np.asarray(nodes, np.int32), np.zeros(len(tree), np.int32)
-    return calibration, learn_from_step(mix, calibration, grown_of(tree, places), channels, step, path).tolist()
+    learn_from_step(mix, calibration, grown_of(tree), channels, step, path)
+    return calibration
 
 
 def outcome(
     proposed: DraftTree, verified: DraftTree, nodes: list[int], token: int = -1
-) -> tuple[list[int], list[bool]]:
+) -> tuple[list[bool], list[bool]]:
+    """Which proposed nodes are known, and which accepted."""
     trees = proposed.token_ids, proposed.parents, verified.token_ids, verified.parents
     found = outcome_of(*trees, np.asarray(nodes, np.int32), token)
-    return found.verified.tolist(), found.accepted.tolist()
+    return found.known.tolist(), found.accepted.tolist()
 
 
 @st.composite
@@ -63,15 +62,10 @@ def test_a_proposed_node_is_found_by_its_path(drawn: tuple[DraftTree, np.ndarray
     proposed, keep = drawn
     verified = select_nodes(proposed, keep)
     accepted = path_to(verified, data.draw(st.integers(-1, len(verified) - 1)))
-    assert outcome(proposed, proposed, [])[0] == list(range(len(proposed)))
-    for node, (place, is_accepted) in enumerate(zip(*outcome(proposed, verified, accepted), strict=True)):
-        path = path_to(proposed, node)
-        if not keep[path].all():
-            assert (place, is_accepted) == (-1, False)
-        else:
-            expected = [int(proposed.token_ids[each]) for each in path]
-            assert [int(verified.token_ids[each]) for each in path_to(verified, place)] == expected
-            assert is_accepted == (place in accepted)
+    known, are_accepted = outcome(proposed, verified, accepted)
+    nodes = find_nodes(proposed, verified)
+    assert known == [bool(keep[path_to(proposed, node)].all()) for node in range(len(proposed))]
+    assert are_accepted == [node in accepted for node in nodes]
 
 
 @pytest.mark.parametrize(
@@ -91,33 +85,32 @@ def test_a_correct_node_that_was_not_verified(
     #  0 "1" - 1 "2" - 2 "2"
     #        - 3 "4" - 4 "5"
     tree = tree_from_lists([1, 2, 2, 4, 5], [-1, 0, 1, 0, 3])
-    calibration, places = learn(mix_of_one_channel(), tree, tree, nodes, token_ids)
-    assert places == [-1 if node in unknown else node for node in range(5)]
+    calibration = learn(mix_of_one_channel(), tree, tree, nodes, token_ids)
     num_accepted = len(nodes) + (unsent is not None)
     assert calibration.promised.sum() == pytest.approx(0.5 * (5 - len(unknown)))
     assert calibration.accepted.sum() == pytest.approx(num_accepted)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "token", "verified", "accepted"),
+    ("nodes", "token", "unknown", "accepted"),
     [
-        ([], 9, [0, 1, 2, 3, -1, 5], [False, False, False, True, False, False]),  # its own children only are unknown
-        ([], 7, [0, 1, -1, 3, 4, 5], [False, True, False, False, False, False]),
-        ([1], 7, [0, 1, 2, 3, 4, 5], [False, True, False, False, False, False]),  # no child of the last node
-        ([0], -1, [0, 1, 2, 3, 4, 5], [True, False, False, False, False, False]),
+        ([], 9, [4], [False, False, False, True, False, False]),  # its own children only are unknown
+        ([], 7, [2], [False, True, False, False, False, False]),
+        ([1], 7, [], [False, True, False, False, False, False]),  # no child of the last node
+        ([0], -1, [], [True, False, False, False, False, False]),
     ],
 )
 def test_an_unsent_node_is_a_child_of_the_last_accepted_one(
-    nodes: list[int], token: int, verified: list[int], accepted: list[bool]
+    nodes: list[int], token: int, unknown: list[int], accepted: list[bool]
 ) -> None:
     #  0 "6", 1 "7" - 2 "6", 3 "9" - 4 "7", 5 "8" below 0
     tree = tree_from_lists([6, 7, 6, 9, 7, 8], [-1, -1, 1, -1, 3, 0])
-    assert outcome(tree, tree, nodes, token) == (verified, accepted)
+    assert outcome(tree, tree, nodes, token) == ([node not in unknown for node in range(6)], accepted)
 
 
 def test_a_node_below_one_that_was_left_out_is_not_found_elsewhere() -> None:
     proposed, verified = tree_from_lists([5, 6, 6], [-1, 0, -1]), tree_from_lists([6], [-1])
-    assert outcome(proposed, verified, [0]) == ([-1, -1, 0], [False, False, True])
+    assert outcome(proposed, verified, [0]) == ([False, False, True], [False, False, True])
 
 
 def test_weights_learn_how_often_a_candidate_is_right() -> None:
@@ -138,9 +131,3 @@ def test_nodes_below_a_refused_one_and_those_not_verified_teach_the_mix_nothing(
     learn(refused, tree_from_lists([5], [-1]), tree, [], [1])
     assert refused.weights[0, 0, 1] < before[0, 0, 1]
     assert np.array_equal(mix.weights, refused.weights)
-
-
-def test_a_source_gets_the_places_of_its_own_nodes() -> None:
-    tree = tree_from_lists([5, 6, 7], [-1, 0, 1])
-    _, places = learn(mix_of_one_channel(), tree, tree_from_lists([5, 7], [-1, 0]), [], [1], [2, 0, -1, 1, 0])
-    assert places == [-1, 0, -1, -1, 0]

@@ -10,11 +10,9 @@ from pipeline.decoding.tree import DraftTree, tree_from_lists
 
 
 def test_conditional_probabilities_are_ratios_of_paths() -> None:
-    own: dict[int, slice] = {}
     first = tree_from_lists([1, 2, 3, 4], [-1, 0, 1, -1], [0.5, 0.25, 0.2, 0.125])
     second = DraftTree(np.asarray([7, 8], np.int32), np.asarray([-1, 0], np.int32), num_fixed=1)
-    joined = joined_proposals([(0, first), (2, second)], own)
-    assert own == {0: slice(0, 4), 2: slice(4, 6)}
+    joined = joined_proposals([(0, first), (2, second)])
     assert joined.token_ids.tolist() == [1, 2, 3, 4, 7, 8]
     assert joined.parents.tolist() == [-1, 0, 1, -1, -1, 4]
     assert joined.channels.tolist() == [0, 0, 0, 0, 2, 2]
@@ -25,5 +23,5 @@ def test_conditional_probabilities_are_ratios_of_paths() -> None:
 
 @pytest.mark.parametrize(("probabilities", "conditional"), [([0.5, 0.6], 1.0), ([0.0, 0.5], 1.0), ([0.5, 0.0], 1e-4)])
 def test_conditional_probabilities_of_odd_estimates_are_bounded(probabilities: list[float], conditional: float) -> None:
-    joined = joined_proposals([(0, tree_from_lists([1, 2], [-1, 0], probabilities))], {})
+    joined = joined_proposals([(0, tree_from_lists([1, 2], [-1, 0], probabilities))])
     assert joined.conditionals[1] == pytest.approx(conditional)

@@ -27,7 +27,7 @@ def trie_source(**settings: object) -> TrieSource:
 
 
 def emit(source: TrieSource | PromptSource, request_id: str, context: list[int], tokens: list[int]) -> None:
-    source.update(request_id, StepResult(np.asarray(context, np.int32), EMPTY_TREE, [], tokens), NONE)
+    source.update(request_id, StepResult(np.asarray(context, np.int32), EMPTY_TREE, [], tokens))
 
 
 def drafted(source: TrieSource | PromptSource, request_id: str, context: list[int], nodes: int = 8) -> list[int]:
@@ -195,7 +195,7 @@ def test_an_empty_update_and_one_with_a_tree_are_taken():
     source.start("r", PROMPT, "")
     emit(source, "r", PROMPT.tolist(), [])
     tree = chain([12, 13])
-    source.update("r", StepResult(PROMPT, tree, [0], [12, 20]), np.asarray([0, 1], np.int32))
+    source.update("r", StepResult(PROMPT, tree, [0], [12, 20]))
     source.stop("r")
     assert source.trie.count(np.asarray([12, 20], np.int32)) == 1
 

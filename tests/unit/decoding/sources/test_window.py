@@ -41,8 +41,7 @@ def step(
     texts = [tokens + [int(tree.token_ids[node]) for node in path_to(tree, leaf)] for leaf in range(-1, len(tree))]
     choices = np.asarray([successor(text) for text in texts], np.int32)
     accepted = accept(tree, lambda node, _: int(choices[node + 1]))
-    nodes = np.arange(len(tree), dtype=np.int32)
-    source.update("r", StepResult(context, tree, accepted.nodes, accepted.token_ids, choices if tell else None), nodes)
+    source.update("r", StepResult(context, tree, accepted.nodes, accepted.token_ids, choices if tell else None))
     tokens += accepted.token_ids
     return tree, accepted.token_ids
 
@@ -172,7 +171,7 @@ def test_columns_carry_the_jacobi_trajectory() -> None:
 def test_a_prompt_shorter_than_an_ngram_counts_whole() -> None:
     source = started(sizes(2, 5, 4), [1, 2, 3], pool_from_prompt=False)
     step = StepResult(np.asarray([1, 2, 3], np.int32), EMPTY_TREE, [], [4, 5, 6, 7])
-    source.update("r", step, np.empty(0, np.int32))
+    source.update("r", step)
     for first in (1, 2, 3):
         tree = source.propose("r", np.asarray([9, first], np.int32), LARGE)
         assert tree.token_ids[tree.num_fixed :].tolist() == list(range(first + 1, first + 5))
