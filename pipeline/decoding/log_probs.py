@@ -6,7 +6,8 @@ and are comparable between requests."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,36 +38,22 @@ class LogitsWanted:
         return self.context_logits or (self.log_probs and self.prompt)
 
 
-@dataclass(slots=True)
-class TokenLogProbs:
-    """Log probabilities of consecutive tokens. values: each token's own. top_ids, top_values: [tokens][num_top] the
-    most probable ones, best first, ties by the smaller id. rows: logits [vocab] of each, if requested."""
+class TokenLogProb(NamedTuple):
+    """Log probability of a token. top_ids, top_values: [num_top] the most probable tokens in its place and their log
+    probabilities, best first, ties by the smaller id. row: [vocab] its logits, if requested."""
 
-    values: list[float] = field(default_factory=list)
-    top_ids: list[list[int]] = field(default_factory=list)
-    top_values: list[list[float]] = field(default_factory=list)
-    rows: list[FloatArray] = field(default_factory=list)
+    value: float
+    top_ids: list[int]
+    top_values: list[float]
+    row: FloatArray | None
 
-    def add(self, logits: FloatArray, token: int, num_top: int, keep_row: bool) -> None:
-        """Append a token and the logits [vocab] that it was chosen from."""
-        log_probs = log_softmax(logits)
-        self.values.append(float(log_probs[token]))
-        ids = top_ids(log_probs, num_top)
-        self.top_ids.append(ids.tolist())
-        self.top_values.append(log_probs[ids].tolist())
-        if keep_row:
-            self.rows.append(logits.astype(np.float32, copy=True))
 
-    def cut(self, count: int) -> None:
-        """Keep the first `count` tokens."""
-        for values in (self.values, self.top_ids, self.top_values, self.rows):
-            del values[count:]
-
-    def extend(self, others: TokenLogProbs) -> None:
-        self.values += others.values
-        self.top_ids += others.top_ids
-        self.top_values += others.top_values
-        self.rows += others.rows
+def token_log_prob(logits: FloatArray, token: int, num_top: int, keep_row: bool = False) -> TokenLogProb:
+    """Return the log probability of a token that was chosen from logits [vocab]."""
+    log_probs = log_softmax(logits)
+    ids = top_ids(log_probs, num_top)
+    row = logits.astype(np.float32, copy=True) if keep_row else None
+    return TokenLogProb(float(log_probs[token]), ids.tolist(), log_probs[ids].tolist(), row)
 
 
 def check_wanted(wanted: LogitsWanted) -> None:
@@ -96,10 +83,7 @@ def top_ids(values: FloatArray, count: int) -> IntArray:
     return chosen
 
 
-def prompt_log_probs(rows: Sequence[FloatArray], prompt_ids: IntArray, num_top: int) -> TokenLogProbs:
+def prompt_log_probs(rows: Sequence[FloatArray], prompt_ids: IntArray, num_top: int) -> list[TokenLogProb]:
     """Log probabilities of prompt tokens 1 .. len - 1, each after those before it. rows: [len][vocab] logits after each
     prompt token. The first token has none."""
-    found = TokenLogProbs()
-    for row, token in zip(rows, prompt_ids[1:].tolist(), strict=False):
-        found.add(row, token, num_top, keep_row=False)
-    return found
+    return [token_log_prob(row, token, num_top) for row, token in zip(rows, prompt_ids[1:].tolist(), strict=False)]

@@ -7,10 +7,10 @@ from functools import partial
 
 from pipeline.decoding.accept import accept
 from pipeline.decoding.grammar.masks import TreeMasks
-from pipeline.decoding.log_probs import TokenLogProbs
+from pipeline.decoding.log_probs import token_log_prob
 from pipeline.decoding.sampling import choose_token
 from pipeline.decoding.session import StepOutcome
-from pipeline.decoding.tree import DraftTree
+from pipeline.decoding.tree import ROOT, DraftTree
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
 from pipeline.engine.running import RunningRequest
 from pipeline.engine.submission import StepEvent
@@ -41,16 +41,17 @@ def advance(
     """Process the result of a pass over a tree. Returns the event for the requester. Raises RequestError if the grammar
     permits no continuation."""
     session, wanted = running.session, running.submission.wanted
-    choose = _chooser(running, logits, masks)
-    log_probs = TokenLogProbs() if wanted.of_output else None
-    if log_probs is not None:
-        choose = _recording(choose, log_probs, running, logits)
-    accepted = accept(tree, choose)
+    accepted = accept(tree, _chooser(running, logits, masks))
     top_k = partial(logits.top_k, running.num_top) if running.num_top else None
     emitted = session.take(tree, StepOutcome(accepted.nodes, accepted.token_ids, logits.choices, top_k))
-    if log_probs is not None:
+    log_probs = []
+    if wanted.of_output:
         end_ids = running.submission.request.end_ids
-        log_probs.cut(sum(token not in end_ids for token in emitted))
+        log_probs = [
+            token_log_prob(logits.row(node + 1), token, wanted.num_top, wanted.generation_logits)
+            for node, token in zip((ROOT, *accepted.nodes), emitted, strict=False)
+            if token not in end_ids
+        ]
     # Accepted nodes after the end of the output are left out: a window may reach beyond max_seq_len.
     nodes = accepted.nodes[: len(emitted) - 1]
     if running.submission.on_row is not None:
@@ -90,15 +91,3 @@ def _chooser(running: RunningRequest, logits: NodeLogits, masks: TreeMasks | Non
         return choose_token(request, logits.row(node + 1), session.context_with(emitted), mask)
 
     return choose
-
-
-def _recording(choose: Choose, log_probs: TokenLogProbs, running: RunningRequest, logits: NodeLogits) -> Choose:
-    """Wrap `choose` so that it records log probabilities of its choices and of the alternatives."""
-    wanted = running.submission.wanted
-
-    def choose_and_record(node: int, emitted: Sequence[int]) -> int:
-        token = choose(node, emitted)
-        log_probs.add(logits.row(node + 1), token, wanted.num_top, wanted.generation_logits)
-        return token
-
-    return choose_and_record

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config.schema import LookaheadConfig
-from pipeline.decoding.log_probs import LogitsWanted, TokenLogProbs
+from pipeline.decoding.log_probs import LogitsWanted, TokenLogProb
 from pipeline.decoding.request import FinishReason, GenerationRequest
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.decoding.sources.base import DraftBudget
@@ -55,7 +55,7 @@ class StepEvent:
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     done: bool = False
-    log_probs: TokenLogProbs | None = None
+    log_probs: Sequence[TokenLogProb] = ()
     prompt_rows: list[FloatArray] | None = None
 
 
@@ -72,16 +72,14 @@ class GenerationResult:
     output_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     statistics: GenerationStatistics = field(default_factory=GenerationStatistics)
-    log_probs: TokenLogProbs | None = None
+    log_probs: list[TokenLogProb] = field(default_factory=list)
     prompt_rows: list[FloatArray] | None = None
     error: Exception | None = None
 
     def take(self, event: StepEvent) -> None:
         """Add the result of a step."""
         self.output_ids += event.token_ids
-        if event.log_probs is not None:
-            self.log_probs = self.log_probs or TokenLogProbs()
-            self.log_probs.extend(event.log_probs)
+        self.log_probs += event.log_probs
         self.prompt_rows = event.prompt_rows or self.prompt_rows
         self.finish_reason, self.statistics, self.error = event.finish_reason, event.statistics, event.error
 

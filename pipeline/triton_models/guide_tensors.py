@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.decoding.grammar.guide import Guide, check_guide
-from pipeline.decoding.log_probs import LogitsWanted, TokenLogProbs, check_wanted, prompt_log_probs
+from pipeline.decoding.log_probs import LogitsWanted, TokenLogProb, check_wanted, prompt_log_probs
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RequestError
 from pipeline.triton_models.tensors import (
@@ -78,29 +78,28 @@ class LogitOutputs:
 
     wanted: LogitsWanted
     prompt_ids: IntArray
-    _pending: TokenLogProbs = field(default_factory=TokenLogProbs)
+    _pending: list[TokenLogProb] = field(default_factory=list)
     _prompt_rows: list[FloatArray] | None = None
     _total: float = 0.0
 
-    def take(self, log_probs: TokenLogProbs | None, prompt_rows: list[FloatArray] | None) -> None:
-        if log_probs is not None:
-            self._pending.extend(log_probs)
+    def take(self, log_probs: Sequence[TokenLogProb], prompt_rows: list[FloatArray] | None) -> None:
+        self._pending += log_probs
         if prompt_rows is not None:
             self._prompt_rows = prompt_rows
 
     def tensors(self, num_tokens: int) -> dict[str, Array]:
         """Output tensors of the next num_tokens output tokens and, once, of the prompt. Collected rows beyond
         num_tokens are dropped: the output was cut there."""
-        pending, self._pending = self._pending, TokenLogProbs()
-        pending.cut(num_tokens)
+        pending, self._pending = self._pending[:num_tokens], []
         tensors: dict[str, Array] = {}
         if self.wanted.log_probs:
-            self._total += sum(pending.values)
-            tensors["output_log_probs"] = np.asarray([[pending.values]], np.float32).reshape(1, 1, -1)
+            self._total += sum(token.value for token in pending)
+            tensors["output_log_probs"] = _values(pending)[None]
             tensors["cum_log_probs"] = float_tensor(self._total)
             tensors |= _top("", pending, self.wanted.num_top)
         if self.wanted.generation_logits:
-            tensors["generation_logits"] = _stacked(pending.rows)[None, None]
+            own = [token.row for token in pending if token.row is not None]
+            tensors["generation_logits"] = _stacked(own)[None, None]
         rows, self._prompt_rows = self._prompt_rows, None
         if rows is None:
             return tensors
@@ -108,19 +107,24 @@ class LogitOutputs:
             tensors["context_logits"] = _stacked(rows)[None]
         if self.wanted.log_probs and self.wanted.prompt:
             prompt = prompt_log_probs(rows, self.prompt_ids, self.wanted.num_top)
-            tensors["prompt_log_probs"] = np.asarray([prompt.values], np.float32).reshape(1, -1)
+            tensors["prompt_log_probs"] = _values(prompt)
             tensors |= _top("prompt_", prompt, self.wanted.num_top)
         return tensors
 
 
-def _top(prefix: str, tokens: TokenLogProbs, num_top: int) -> dict[str, Array]:
+def _values(tokens: Sequence[TokenLogProb]) -> FloatArray:
+    """[1, tokens] log probabilities."""
+    return np.asarray([[token.value for token in tokens]], np.float32)
+
+
+def _top(prefix: str, tokens: Sequence[TokenLogProb], num_top: int) -> dict[str, Array]:
     """[1, tokens, num_top] ids and log probabilities of the most probable tokens; none if num_top is 0."""
     if not num_top:
         return {}
-    shape = (1, len(tokens.values), -1 if tokens.values else num_top)
+    shape = (1, len(tokens), -1 if tokens else num_top)
     return {
-        f"{prefix}top_logprob_ids": np.asarray(tokens.top_ids, np.int32).reshape(shape),
-        f"{prefix}top_logprobs": np.asarray(tokens.top_values, np.float32).reshape(shape),
+        f"{prefix}top_logprob_ids": np.asarray([token.top_ids for token in tokens], np.int32).reshape(shape),
+        f"{prefix}top_logprobs": np.asarray([token.top_values for token in tokens], np.float32).reshape(shape),
     }
 
 

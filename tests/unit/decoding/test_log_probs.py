@@ -30,8 +30,8 @@ def test_the_best_come_first_and_of_equal_ones_the_smaller_id(values: list[float
 def test_the_first_prompt_token_has_none() -> None:
     logits = [np.asarray([0.0, 1.0, 2.0], np.float32)] * 3
     found = prompt_log_probs(logits, np.asarray([0, 2, 1], np.int32), 1)
-    assert found.values == [log_softmax(logits[0])[2], log_softmax(logits[0])[1]]
-    assert found.top_ids == [[2], [2]]
+    assert [token.value for token in found] == [log_softmax(logits[0])[2], log_softmax(logits[0])[1]]
+    assert [token.top_ids for token in found] == [[2], [2]]
 
 
 @pytest.mark.parametrize(
