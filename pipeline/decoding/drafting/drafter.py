@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
@@ -64,15 +64,13 @@ class LearningSource(DraftSource, Protocol):
 @dataclass(slots=True)
 class _Request:
     """names: sources that take part. noise: of the target's choices. left_out: those that do not take part in the
-    next proposal. recent: of the last step. grown: the last proposal, until its outcome is known. channels: for each
-    of its nodes, the channel that gives it the highest probability."""
+    next proposal. recent: of the last step. grown: the last proposal, until its outcome is known."""
 
     names: frozenset[str]
     noise: NoiseKey = NO_NOISE
     left_out: frozenset[str] = frozenset()
     recent: RecentRows = NO_RECENT_ROWS
     grown: Grown | None = None
-    channels: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
 
 
 class Drafter:
@@ -161,9 +159,8 @@ class Drafter:
         if grown is None:
             grown = self._grown(None, request_id, context, proposals, budget)
         request.grown = grown
-        request.channels = grown.channel_probs[:, : len(self._channel_sources)].argmax(axis=1)
-        probabilities = self._calibration.corrected(grown.probabilities, request.channels, grown.parents)
-        sources = self._channel_sources[request.channels]
+        probabilities = self._calibration.corrected(grown.probabilities, grown.channels, grown.parents)
+        sources = self._channel_sources[grown.channels]
         return DraftTree(grown.token_ids, grown.parents, probabilities, sources, grown.num_fixed)
 
     def update(self, request_id: str, step: StepResult) -> None:
@@ -175,7 +172,7 @@ class Drafter:
         step = StepResult(read_only(step.context), step.tree, nodes, tokens, step.choices, step.top_ids, step.top_probs)
         self.reliability.add(step.tree, path)
         if request.grown is not None:
-            learn_from_step(self._mix, self._calibration, request.grown, request.channels, step, path)
+            learn_from_step(self._mix, self._calibration, request.grown, step, path)
         for source in self._taking_part(request.names):
             self._guarded(source, None, source.update, request_id, step)
         request.grown = None

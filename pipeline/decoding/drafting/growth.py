@@ -32,15 +32,17 @@ LEAST_COUNTED = 0.05
 class Grown(NamedTuple):
     """A grown tree.
 
-    token_ids, parents, probabilities: [n] nodes in the order of growth. channel_probs: [n, channels] each channel's
-    probability of a node given its parent; 0 if the channel has no data after the parent, `OTHERS` if it lists only
-    other tokens there. num_orders: [n] number of orders with an entry after a node's parent. noise: [n] see
+    token_ids, parents, probabilities: [n] nodes in the order of growth. channels: [n] the channel that a node is
+    credited to: of those that name nodes, the one with the highest probability. channel_probs: [n, channels] each
+    channel's probability of a node given its parent; 0 if the channel has no data after the parent, `OTHERS` if it
+    lists only other tokens there. num_orders: [n] number of orders with an entry after a node's parent. noise: [n] see
     `noise.token_noise`. num_fixed: number of fixed nodes, which come first.
     """
 
     token_ids: IntArray
     parents: IntArray
     probabilities: FloatArray
+    channels: IntArray
     channel_probs: FloatArray
     num_orders: IntArray
     noise: FloatArray
@@ -139,7 +141,7 @@ def _grow(
         nodes.rank[current] = num_taken
         taken[num_taken] = current
         num_taken += 1
-    return _grown(nodes, taken[:num_taken], num_fixed)
+    return _grown(nodes, taken[:num_taken], num_fixed, table_channel + orders + 1)
 
 
 @subkernel
@@ -233,16 +235,18 @@ def _rate_children(nodes: Nodes, above: int, num_orders: int, mix: Mix) -> None:
 
 
 @inlined
-def _grown(nodes: Nodes, taken: IntArray, num_fixed: int) -> Plain:
-    """The fields of the tree of the nodes that were taken, in this order."""
-    parents = np.empty(len(taken), np.int32)
+def _grown(nodes: Nodes, taken: IntArray, num_fixed: int, num_naming: int) -> Plain:
+    """The fields of the tree of the nodes that were taken, in this order. num_naming: channels that name nodes."""
+    parents, channels = np.empty(len(taken), np.int32), np.empty(len(taken), np.int32)
     for index in range(len(taken)):
         above = nodes.parent[taken[index]]
         parents[index] = -1 if above == 0 else nodes.rank[above]
+        channels[index] = np.argmax(nodes.channel_probs[taken[index], :num_naming])
     return (
         nodes.token[taken],
         parents,
         nodes.path_probability[taken],
+        channels,
         nodes.channel_probs[taken],
         nodes.num_orders[taken],
         nodes.noise[taken],

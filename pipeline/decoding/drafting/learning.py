@@ -24,15 +24,13 @@ class Outcome(NamedTuple):
     accepted: BoolArray
 
 
-def learn_from_step(
-    mix: Mix, calibration: Calibration, grown: Grown, channels: IntArray, step: StepResult, path: IntArray
-) -> None:
+def learn_from_step(mix: Mix, calibration: Calibration, grown: Grown, step: StepResult, path: IntArray) -> None:
     """Update the mix with every verified node whose parent was accepted, and the calibration with every verified node.
-    channels: [n] channel of each grown node. path: accepted nodes of the step."""
+    path: accepted nodes of the step."""
     # Without a pass of its own (a forced token, a cut output) a step has no token after the accepted ones.
     last_token = step.token_ids[-1] if len(step.token_ids) == len(path) + 1 else _NO_TOKEN
     cells, tree = (calibration.promised, calibration.accepted), step.tree
-    _learn(tuple(mix), cells, tuple(grown), channels, tree.token_ids, tree.parents, path, last_token)
+    _learn(tuple(mix), cells, tuple(grown), tree.token_ids, tree.parents, path, last_token)
 
 
 @compiled
@@ -40,7 +38,6 @@ def _learn(
     mix_arrays: Plain,
     cells: Plain,
     grown_arrays: Plain,
-    channels: IntArray,
     verified_ids: IntArray,
     verified_parents: IntArray,
     path: IntArray,
@@ -54,7 +51,7 @@ def _learn(
             orders, probs, noise = grown.num_orders[node], grown.channel_probs[node], grown.noise[node]
             learn(mix, orders, probs, noise, accepted[node], LEARNING_RATE)
     promised, accepted_sums = cells
-    learn_ratios(promised, accepted_sums, grown.probabilities, channels, known, accepted)
+    learn_ratios(promised, accepted_sums, grown.probabilities, grown.channels, known, accepted)
 
 
 @compiled

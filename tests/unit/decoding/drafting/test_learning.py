@@ -27,13 +27,12 @@ def grown_of(tree: DraftTree) -> Grown:
     size = len(tree)
     words = np.full((size, 1), 0.4, np.float32)
     estimates, orders, noise = np.full(size, 0.5, np.float32), np.zeros(size, np.int32), np.zeros(size, np.float32)
-    return Grown(tree.token_ids, tree.parents, estimates, words, orders, noise, 0)
+    return Grown(tree.token_ids, tree.parents, estimates, orders, words, orders, noise, 0)
 
 
 def learn(mix: Mix, tree: DraftTree, verified: DraftTree, nodes: list[int], tokens: list[int]) -> Calibration:
     calibration, step = Calibration(1), StepResult(CONTEXT, verified, nodes, tokens)
-    path, channels = np.asarray(nodes, np.int32), np.zeros(len(tree), np.int32)
-    learn_from_step(mix, calibration, grown_of(tree), channels, step, path)
+    learn_from_step(mix, calibration, grown_of(tree), step, np.asarray(nodes, np.int32))
     return calibration
 
 
