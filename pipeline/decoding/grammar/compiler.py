@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -18,6 +18,9 @@ from pipeline.decoding.grammar.matcher import Ends, Matcher
 from pipeline.decoding.grammar.translation import grammar_text
 from pipeline.errors import RequestError
 from pipeline.heap import trim_heap
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 # Maximum number of cached grammars (refused ones too), and of cached matchers of finished outputs.
 _NUM_KEPT = 64
@@ -66,10 +69,10 @@ class Compiler:
         self._loading = threading.Lock()
         self._vocabulary: Vocabulary | None = None
         self._checkers = Checkers()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._compiled: OrderedDict[Guide, Future[_Compiled]] = OrderedDict()
         self._kept: OrderedDict[tuple[Guide, tuple[int, ...]], Matcher] = OrderedDict()
-        self._workers: ThreadPoolExecutor | None = None
+        self._workers = ThreadPoolExecutor(_NUM_THREADS, "grammar")
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -80,7 +83,7 @@ class Compiler:
 
     def preload(self) -> None:
         """Load the vocabulary in a worker thread."""
-        self._pool().submit(lambda: self.vocabulary)
+        self._submit(lambda: self.vocabulary)
 
     def matcher(self, guide: Guide, end_ids: frozenset[int], output_ids: Sequence[int] = ()) -> Future[Matcher]:
         """Return a future of the matcher after output_ids. The future raises RequestError if the guide cannot be
@@ -93,7 +96,7 @@ class Compiler:
             ready.set_result(kept)
             return ready
         compiled = self._compile(guide)
-        return self._pool().submit(self._matcher, compiled, guide, end_ids, output_ids)
+        return self._submit(self._matcher, compiled, guide, end_ids, output_ids)
 
     def keep(self, guide: Guide, matcher: Matcher) -> None:
         """Cache the matcher of a finished output, which another request may continue."""
@@ -104,26 +107,23 @@ class Compiler:
 
     def close(self) -> None:
         """End the worker threads and processes."""
-        if self._workers is not None:
-            self._workers.shutdown(cancel_futures=True)
+        self._workers.shutdown(cancel_futures=True)
         self._checkers.close()
 
-    def _pool(self) -> ThreadPoolExecutor:
+    def _submit(self, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> Future[T]:
+        """Run a call in a worker thread. If this starts the thread, it gets a larger stack than the check has."""
         with self._lock:
-            if self._workers is None:
-                before = threading.stack_size(PARENT_STACK_BYTES)
-                try:
-                    self._workers = ThreadPoolExecutor(_NUM_THREADS, "grammar")
-                finally:
-                    threading.stack_size(before)
-            return self._workers
+            before = threading.stack_size(PARENT_STACK_BYTES)
+            try:
+                return self._workers.submit(call, *args, **named)
+            finally:
+                threading.stack_size(before)
 
     def _compile(self, guide: Guide) -> Future[_Compiled]:
-        pool = self._pool()
         with self._lock:
             compiled = self._compiled.get(guide)
             if compiled is None:
-                compiled = self._compiled[guide] = pool.submit(self._template, guide)
+                compiled = self._compiled[guide] = self._submit(self._template, guide)
                 while len(self._compiled) > _NUM_KEPT:  # `_renewed` may have added to them
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(guide)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from pipeline.decoding.grammar import compiler as module
+from pipeline.decoding.grammar.checker import PARENT_STACK_BYTES
 from pipeline.decoding.grammar.compiler import Compiler
 from pipeline.decoding.grammar.guide import Guide
 from tests.grammars import vocabulary
@@ -21,3 +24,19 @@ def test_the_cache_stays_bounded_if_grammars_of_dropped_guides_are_renewed(monke
 
     assert len(compiler._compiled) == 2
     compiler.close()
+
+
+def test_workers_have_a_larger_stack_than_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, sizes, start = threading.stack_size(), [], threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        sizes.append(threading.stack_size())
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    compiler = Compiler(vocabulary)
+    compiler.matcher(Guide("regex", "a"), frozenset()).result()
+    compiler.close()
+
+    assert set(sizes) == {PARENT_STACK_BYTES}
+    assert threading.stack_size() == before
