@@ -37,30 +37,22 @@ def find_child(trie: TrieArrays, parent: int, token: int) -> int:
 
 
 @subkernel
-def follow_edge(trie: TrieArrays, row: int, text: IntArray, begin: int, end: int, index: int) -> int:
-    """Match the edge of a node with text[begin:end], of which text[begin:index] is known to match. Returns the first
-    index that differs, or the end of the edge or of the text."""
-    node = trie.nodes[row]
-    end = min(end, begin + node.depth)
-    slot = slot_of(trie, node.start + index - begin)
-    while index < end and trie.text[slot] == text[index] + 1:
-        index += 1
-        slot = slot_of(trie, slot + 1)
-    return index
+def extended(trie: TrieArrays, row: int, depth: int, token: int) -> int:
+    """The node on whose edge a string of `depth` tokens ends after its extension by a token; 0 if that is unknown. row:
+    the node on whose edge it ends before."""
+    if depth == trie.nodes[row].depth:
+        return find_child(trie, row, token)
+    return row if trie.text[slot_of(trie, trie.nodes[row].start + depth)] == token + 1 else 0
 
 
 @kernel
 def locate(trie: TrieArrays, root: int, text: IntArray, begin: int, end: int) -> int:
-    """The row of the node on whose edge the string text[begin:end] ends, or 0 if it is unknown."""
-    row, index = root, begin
-    while index < end:
-        row = find_child(trie, row, text[index])
+    """The node on whose edge the string text[begin:end] ends, or 0 if it is unknown."""
+    row = root
+    for index in range(begin, end):
+        row = extended(trie, row, index - begin, text[index])
         if not row:
-            return 0
-        stop = min(end, begin + trie.nodes[row].depth)
-        index = follow_edge(trie, row, text, begin, end, index + 1)
-        if index < stop:
-            return 0
+            break
     return row
 
 

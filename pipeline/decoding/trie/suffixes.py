@@ -13,8 +13,8 @@ import numpy as np
 
 from pipeline.decoding.compiled import Plain, inlined, int64, subkernel
 from pipeline.decoding.tree import FloatArray, IntArray
-from pipeline.decoding.trie.arrays import TrieArrays, slot_of
-from pipeline.decoding.trie.nodes import find_child
+from pipeline.decoding.trie.arrays import TrieArrays
+from pipeline.decoding.trie.nodes import extended
 
 NUM_TRIES = 2
 
@@ -77,16 +77,8 @@ def extend_context(pair: TriePair, work: Workspace, row: int, parent: int, token
         work.ends[row, which, 0] = node
         # If a suffix is not in the trie, no longer one is.
         while node and order < most:
-            node = _extended(trie, node, order, token)
+            node = extended(trie, node, order, token)
             if node:
                 order += 1
                 node, work.ends[row, which, order] = int64(work.ends[parent, which, order]), node
         work.longest[row, which] = order
-
-
-@subkernel
-def _extended(trie: TrieArrays, node: int, depth: int, token: int) -> int:
-    """End node of a string of `depth` tokens that ends on the edge of `node`, extended by a token; 0 if unknown."""
-    if depth == trie.nodes[node].depth:
-        return find_child(trie, node, token)
-    return node if trie.text[slot_of(trie, trie.nodes[node].start + depth)] == token + 1 else 0

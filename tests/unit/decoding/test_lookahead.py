@@ -18,6 +18,12 @@ def test_window_and_candidates_add_up_to_max_draft_len(width: int, ngram: int, c
     assert window_size(width, ngram) + candidates * (ngram - 1) == sizes.max_draft_len
 
 
+def rows(window: Window) -> list[list[int]]:
+    """The tokens of each level; the root is not among those of the first."""
+    first, *others = window.levels.tolist()
+    return [first[1:], *others]
+
+
 def filled_window(width: int, ngram: int) -> Window:
     window = Window(width, ngram, np.arange(100, 140, dtype=np.int32), seed=7)
     level = 1
@@ -51,24 +57,24 @@ def test_full_window_is_a_tree_with_the_papers_positions_and_mask(width: int, ng
 
 def test_a_window_that_fills_gains_one_level_per_step_and_moves_one_column() -> None:
     window = Window(3, 4, np.asarray([7], np.int32), seed=0)
-    assert [row.tolist() for row in window.rows] == [[7, 7]]
+    assert rows(window) == [[7, 7]]
     window.advance(1, np.asarray([10, 11, 12], np.int32))
-    assert [row.tolist() for row in window.rows] == [[7, 7], [11, 12, 7]]
+    assert rows(window) == [[7, 7], [11, 12, 7]]
     window.advance(1, np.asarray([20, 21, 22], np.int32))
-    assert [row.tolist() for row in window.rows] == [[7, 7], [12, 7, 7], [21, 22, 7]]
+    assert rows(window) == [[7, 7], [12, 7, 7], [21, 22, 7]]
     assert window.is_full
 
 
 def test_a_full_window_drops_its_first_level_and_keeps_positions_when_several_tokens_are_accepted() -> None:
     window = Window(4, 3, np.asarray([7], np.int32), seed=0)
     window.advance(1, np.asarray([10, 11, 12, 13], np.int32))
-    assert [row.tolist() for row in window.rows] == [[7, 7, 7], [11, 12, 13, 7]]
+    assert rows(window) == [[7, 7, 7], [11, 12, 13, 7]]
     # Level 1 lay at positions 1..4 behind the old root, the choices at 2..5; the new root is position 2.
     window.advance(2, np.asarray([20, 21, 22, 23], np.int32))
-    assert [row.tolist() for row in window.rows] == [[13, 7, 7], [21, 22, 23, 7]]
+    assert rows(window) == [[13, 7, 7], [21, 22, 23, 7]]
     # Not verified: nothing is dropped, everything moves by the tokens accepted.
     window.advance(2, None)
-    assert [row.tolist() for row in window.rows] == [[7, 7, 7], [23, 7, 7, 7]]
+    assert rows(window) == [[7, 7, 7], [23, 7, 7, 7]]
 
 
 def test_ngrams_read_down_the_columns() -> None:
@@ -79,18 +85,18 @@ def test_ngrams_read_down_the_columns() -> None:
 
 def test_bigram_window_is_full_at_once() -> None:
     window = Window(3, 2, np.asarray([4, 5], np.int32), seed=1)
-    first = window.rows[0].tolist()
+    (first,) = rows(window)
     assert window.is_full
     assert window.ngrams(9, np.asarray([1, 2, 3], np.int32)) == [[9, 1], [first[0], 2], [first[1], 3]]
     window.advance(1, np.asarray([1, 2, 3], np.int32))
-    assert window.rows[0].tolist() == [2, 3]
+    assert rows(window) == [[2, 3]]
 
 
 def positions(window: Window, first: int = 0) -> list[dict[int, int]]:
     """For each level: token by position after the root, which is `first` tokens further."""
     return [
-        {first + level + column + (level == 0): token for column, token in enumerate(row.tolist())}
-        for level, row in enumerate(window.rows)
+        {first + level + column + (level == 0): token for column, token in enumerate(row)}
+        for level, row in enumerate(rows(window))
     ]
 
 
@@ -104,7 +110,7 @@ def test_tokens_keep_their_positions_in_the_text(width: int, ngram: int, steps: 
         if verified:
             known.append({len(known) + column: token for column, token in enumerate(choices.tolist())})
         window.advance(accepted, choices if verified else None)
-        for before, after in zip(known[-len(window.rows) :], positions(window, accepted), strict=True):
+        for before, after in zip(known[-len(window.levels) :], positions(window, accepted), strict=True):
             moved = {place: token for place, token in before.items() if place in after}
             assert moved == {place: token for place, token in after.items() if place in before}
 
@@ -115,13 +121,13 @@ def test_rows_keep_their_widths_whatever_is_accepted(width: int, ngram: int, ste
     window = Window(width, ngram, np.asarray([1, 2, 3], np.int32), seed=3)
     for accepted, verified in steps:
         window.advance(accepted, np.full(width, 50, np.int32) if verified else None)
-        assert [len(row) for row in window.rows] == [width - 1] + [width] * (len(window.rows) - 1)
-        assert len(window.rows) <= ngram - 1
+        assert window.levels.shape[1] == width
+        assert len(window.levels) <= ngram - 1
         check_tree(window.tree())
 
 
 def test_same_seed_same_window() -> None:
     prompt = np.arange(50, dtype=np.int32)
-    first, second = (Window(8, 3, prompt, seed=5).rows[0].tolist() for _ in range(2))
+    first, second = (rows(Window(8, 3, prompt, seed=5)) for _ in range(2))
     assert first == second
-    assert Window(8, 3, prompt, seed=6).rows[0].tolist() != first
+    assert rows(Window(8, 3, prompt, seed=6)) != first
