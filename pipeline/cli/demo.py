@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +10,10 @@ from typing import NamedTuple
 from pipeline.cli import output
 from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
-from pipeline.errors import ServerError, UserError
+from pipeline.errors import ServerError
 from pipeline.server.client import Completion, Protocol, TextQuery, complete
+from pipeline.server.run_folders import temporarily
+from pipeline.server.server import RunningServer
 from pipeline.server.startup import check_start, launch, prepare
 from pipeline.server.state import ServerState
 
@@ -50,35 +48,20 @@ def run_demo(resolved: ResolvedConfig, folders: Folders, max_tokens: int) -> Non
         use_chat_template=served.resolved.model.chat_template or None,
         return_statistics=True,
     )
-    with _run_folder() as folder:
+
+    def start(folder: Path) -> RunningServer:
         with output.working("starting the server") as note:
-            running = launch(served, folders, folder, note=note)
-        try:
-            state = running.state
-            output.say(f"{state.model} ({state.profile}) on gRPC {state.grpc_url} and HTTP {state.http_url}\n")
-            fresh = {
-                prompt: _both(replace(query, text_input=prompt), state, drafts_first=number % 2 == 1)
-                for number, prompt in enumerate(PROMPTS)
-            }
-            again = {way: _ask(replace(query, strategy="auto"), way, state) for way in _WAYS}
-        finally:
-            output.note("stopping the server")
-            running.stop()
+            return launch(served, folders, folder, note=note)
+
+    with temporarily(start, on_stop=lambda: output.note("stopping the server")) as running:
+        state = running.state
+        output.say(f"{state.model} ({state.profile}) on gRPC {state.grpc_url} and HTTP {state.http_url}\n")
+        fresh = {
+            prompt: _both(replace(query, text_input=prompt), state, drafts_first=number % 2 == 1)
+            for number, prompt in enumerate(PROMPTS)
+        }
+        again = {way: _ask(replace(query, strategy="auto"), way, state) for way in _WAYS}
     _report(fresh, again)
-
-
-@contextmanager
-def _run_folder() -> Iterator[Path]:
-    """Create a run folder. It is kept after a user error, because the message may name a log in it."""
-    folder = Path(tempfile.mkdtemp(prefix="lookahead-demo-"))
-    try:
-        yield folder
-    except UserError:
-        raise
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
-    shutil.rmtree(folder)
 
 
 def _both(query: TextQuery, state: ServerState, drafts_first: bool) -> dict[str, Completion]:
@@ -94,7 +77,6 @@ def _both(query: TextQuery, state: ServerState, drafts_first: bool) -> dict[str,
 
 
 def _ask(query: TextQuery, way: _Way, state: ServerState, show: bool = False) -> Completion:
-
     def write(text: str) -> None:
         if show:
             sys.stdout.write(text)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
+from functools import partial
 
 import typer
 
@@ -14,6 +12,7 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.failover import FailoverReport, verify_failover
 from pipeline.dynamo.fleet import check_fleet, openai_url, start_fleet
 from pipeline.server.ports import LOOPBACK
+from pipeline.server.run_folders import temporarily
 from pipeline.server.startup import check_start, prepare
 
 # Limit of printed differences and failures.
@@ -31,17 +30,11 @@ def run_failover(resolved: ResolvedConfig, folders: Folders, num_kills: int, max
     check_fleet(resolved)
     with output.working("failover") as note:
         served = prepare(resolved, folders, note=note)
-        folder = Path(tempfile.mkdtemp(prefix="lookahead-failover-"))
-        fleet = start_fleet(served, folders, folder, note=note)
-        try:
-            url = openai_url(folder)
+        start = partial(start_fleet, served, folders, note=note)
+        with temporarily(start, on_stop=lambda: note("stopping the fleet")) as fleet:
+            url = openai_url(fleet.servers[0].run_dir)
             assert url is not None, "a fleet with the OpenAI API has a URL"
             report = verify_failover(fleet, url, resolved.model.name, num_kills, max_tokens, note)
-        finally:
-            note("stopping the fleet")
-            fleet.stop()
-            # If the line above is interrupted, the guards still need the folder, to end the gateway.
-            shutil.rmtree(folder)
     _show(report, as_json)
     if not report.passed:
         raise typer.Exit(1)

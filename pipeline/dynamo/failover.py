@@ -154,7 +154,8 @@ def _wait_until_whole(fleet: Fleet, url: str, model: str, num_models: Sequence[i
     ):
         ended = [running.name for running in fleet.running if running.poll() is not None]
         if ended or time.monotonic() > deadline:
-            raise ServerError(f"{', '.join(ended) or 'A killed process'} did not come back.")
+            names = ", ".join(ended) or "A killed process"
+            raise ServerError(f"{names} did not come back. The logs are in {fleet.servers[0].run_dir}.")
         time.sleep(_POLL_S)
 
 

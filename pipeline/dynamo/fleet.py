@@ -30,7 +30,6 @@ from pipeline.server.ports import LOOPBACK, choose_ports
 from pipeline.server.server import ATTEMPTS, RunningServer, stop_server
 from pipeline.server.service import (
     RunningService,
-    Service,
     find_service,
     find_services,
     start_service,
@@ -137,7 +136,9 @@ def start_fleet(
     if beside:
         served = _on_free_ports(served)
     if not server.openai:
-        alone = launch(served, folders, run_dir, with_gateway=not beside, detach=detach, verbose=verbose, note=note)
+        alone = launch(served, folders, run_dir, with_gateway=not beside, verbose=verbose, note=note)
+        if detach:
+            alone.release()
         return Fleet([alone], [])
     require_dynamo()
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -168,16 +169,15 @@ def start_fleet(
             states = [running.state for running in fleet.servers]
             if server.gateway.enabled and not beside and len(states) > 1:
                 set_replicas(run_dir, states)
-            numbers = range(1, server.replicas + 1)
-            workers = [
+            services = [
                 worker_service(number, served.resolved, states, card, run_dir, membership, not join)
-                for number in numbers
+                for number in range(1, server.replicas + 1)
             ]
-            for worker in workers:
-                _start(fleet, worker, run_dir)
             if not join:
                 host, port = LOOPBACK if server.gateway.enabled else server.host, fleet.servers[0].openai.front_end
-                _start(fleet, front_end_service(served.resolved, run_dir, host, port, membership, workers), run_dir)
+                services.append(front_end_service(served.resolved, run_dir, host, port, membership, services))
+            for service in services:
+                fleet.services.append(start_service(service, run_dir))
             try:
                 wait_until_ready(fleet.services, note)
             except ServerError:
@@ -254,10 +254,6 @@ def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
     stopped = stop_server(run_dir, *sorted(run_dir.glob("replica-*")), drain=drain)
     remove_discovery(run_dir)
     return stopped
-
-
-def _start(fleet: Fleet, service: Service, run_dir: Path) -> None:
-    fleet.services.append(start_service(service, run_dir))
 
 
 def _on_free_ports(served: PreparedServer) -> PreparedServer:

@@ -1,18 +1,32 @@
-"""The two run folders of `lookahead serve`. Servers run in one; a switch starts new servers in the other. A file names
-the folder that serves."""
+"""Run folders. `lookahead serve` has two: servers run in one, a switch starts new servers in the other, and a file
+names the one that serves. The servers of `demo` and of `verify --failover` have a temporary one."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from pipeline.config.folders import Folders
+from pipeline.errors import UserError
 from pipeline.files import wait_for_lock, write_whole
 
 RUN = ".run"
 _SERVING, _SECOND = "serving", "second"
+
+
+class Running(Protocol):
+    """Servers that this process has started."""
+
+    def stop(self) -> None:
+        """Stop them with all their processes."""
+
+
+_Running = TypeVar("_Running", bound=Running)
 
 
 def base_dir(folders: Folders) -> Path:
@@ -57,3 +71,29 @@ def locked(base: Path, on_busy: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
+
+
+@contextmanager
+def temporarily(start: Callable[[Path], _Running], on_stop: Callable[[], None]) -> Iterator[_Running]:
+    """Start servers in a new run folder, and stop them at the end of the block. on_stop: called before they are
+    stopped.
+
+    The folder is removed, except after a user error, whose message may name a log in it, and after an interrupted stop:
+    the guards need the folder to end the gateway."""
+    folder = Path(tempfile.mkdtemp(prefix="lookahead-"))
+    is_needed = False
+    try:
+        running = start(folder)
+        try:
+            yield running
+        finally:
+            is_needed = True
+            on_stop()
+            running.stop()
+            is_needed = False
+    except UserError:
+        is_needed = True
+        raise
+    finally:
+        if not is_needed:
+            shutil.rmtree(folder)

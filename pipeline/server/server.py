@@ -97,15 +97,14 @@ def start_server(
     with_openai: bool = False,
     with_gateway: bool = True,
     fleet_dir: Path | None = None,
-    detach: bool = False,
     note: Note = lambda text: None,
 ) -> RunningServer:
     """Start tritonserver on a model repository and wait until all models are ready.
 
     Starts a gateway in front of it unless the server section disables it. with_openai: whether the gateway serves the
     OpenAI API. with_gateway: false for a server that only processes of this machine use. fleet_dir: run folder of the
-    gateway of its fleet; default: run_dir. detach: let the server outlive this process once it is ready. note: called
-    with progress messages. Raises ServerError, with the reason from the log, if it does not become ready.
+    gateway of its fleet; default: run_dir. note: called with progress messages. Raises ServerError, with the reason
+    from the log, if it does not become ready.
     """
     with _locked(run_dir):
         require_no_server(run_dir)
@@ -137,8 +136,6 @@ def start_server(
                     write_end(run_dir / LOG, False, "it did not get ready")
                 raise
             handover.forget_handover(run_dir / handover.HANDOVER)
-            if detach:
-                server.release()
             return server
     raise AssertionError("the last attempt returns or raises")
 

@@ -65,11 +65,10 @@ def launch(
     with_openai: bool = False,
     with_gateway: bool = True,
     fleet_dir: Path | None = None,
-    detach: bool = False,
     verbose: bool = False,
     note: Note = lambda text: None,
 ) -> RunningServer:
-    """Start a prepared server. folder: its run folder. with_openai, with_gateway, fleet_dir, detach: see
+    """Start a prepared server. folder: its run folder. with_openai, with_gateway, fleet_dir: see
     `start_server`. verbose: write Triton's verbose log beside the server's log. Raises ServerError if it does not
     start, or if the memory or the GPUs are insufficient."""
     resolved, repository = served.resolved, served.repository
@@ -85,7 +84,6 @@ def launch(
         with_openai=with_openai,
         with_gateway=with_gateway,
         fleet_dir=fleet_dir,
-        detach=detach,
         note=note,
     )
 

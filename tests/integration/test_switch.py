@@ -59,7 +59,9 @@ def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_
     stop = partial(stop_server, folder, drain=True)
 
     def start(served: PreparedServer) -> RunningServer:
-        return launch(served, where, folder, detach=True, note=notes.append)
+        server = launch(served, where, folder, note=notes.append)
+        server.release()
+        return server
 
     first = launch(prepared(where, "model.checkpoint.seed=3", FIXED), where, folder)
     try:

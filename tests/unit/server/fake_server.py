@@ -62,15 +62,20 @@ def start(
     config: ServerConfig = FREE,
     repository: str = "repository",
     make_command: MakeCommand | None = None,
+    detach: bool = False,
     **options: Any,
 ) -> RunningServer:
+    """Start a server. detach: let it outlive this process."""
     resolved = resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu"))
     resolved = resolved.with_settings("server", **dict(config))
     folder, run_dir = tmp_path / repository, tmp_path / "run"
     if make_command is None:
         backend = backend_of("torch")
         make_command = backend.make_command(resolved, folder, folders(), run_dir, None, lambda note: None)
-    return start_server(resolved, folder, run_dir, make_command, **options)
+    server = start_server(resolved, folder, run_dir, make_command, **options)
+    if detach:
+        server.release()
+    return server
 
 
 def in_killed_process(act: Callable[[], object]) -> int:

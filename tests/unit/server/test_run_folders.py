@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pipeline.dynamo.exchange import switch_fleet
 from pipeline.errors import ServerError
-from pipeline.server.run_folders import locked
+from pipeline.server.run_folders import locked, temporarily
 from tests.patience import PATIENCE_S
 
 
@@ -43,3 +45,50 @@ def test_a_stop_waits_for_the_switch(tmp_path: Path) -> None:
 def test_without_a_folder_nothing_is_locked_or_made(tmp_path: Path) -> None:
     with locked(tmp_path / "none", unexpected):
         assert not (tmp_path / "none").exists()
+
+
+class Servers:
+    """Servers whose stop raises an error, if there is one."""
+
+    def __init__(self, folder: Path, error: BaseException | None = None) -> None:
+        self.folder, self.error, self.num_stops = folder, error, 0
+
+    def stop(self) -> None:
+        self.num_stops += 1
+        if self.error is not None:
+            raise self.error
+
+
+def test_servers_of_a_block_are_stopped_and_their_folder_is_removed() -> None:
+    with temporarily(Servers, on_stop=lambda: None) as servers:
+        assert servers.folder.is_dir()
+        assert servers.num_stops == 0
+    assert servers.num_stops == 1
+    assert not servers.folder.exists()
+
+    with pytest.raises(KeyboardInterrupt), temporarily(Servers, on_stop=lambda: None) as servers:
+        raise KeyboardInterrupt
+    assert servers.num_stops == 1
+    assert not servers.folder.exists()
+
+
+def test_the_folder_stays_for_the_log_that_a_message_names_and_for_guards_that_still_run() -> None:
+    with pytest.raises(ServerError), temporarily(Servers, on_stop=lambda: None) as servers:
+        raise ServerError("see its log")
+    assert servers.num_stops == 1
+    shutil.rmtree(servers.folder)
+
+    interrupted = partial(Servers, error=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt), temporarily(interrupted, on_stop=lambda: None) as servers:
+        pass
+    shutil.rmtree(servers.folder)
+
+    made: list[Path] = []
+
+    def start(folder: Path) -> Servers:
+        made.append(folder)
+        raise ServerError("see its log")
+
+    with pytest.raises(ServerError), temporarily(start, on_stop=lambda: None):
+        pass
+    shutil.rmtree(made[0])

@@ -40,7 +40,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[P
     monkeypatch.setenv(VARIABLE, str(script))
     hurry_guards(monkeypatch)
     served, folder = serve_of(tmp_path, "latency", "good"), tmp_path / "run"
-    state = launch(served, folders(), folder, detach=True).state
+    state = start_in(folder)(served).state
     yield served, state, folder
     stop_server(folder)
 
@@ -52,7 +52,12 @@ def serve_of(tmp_path: Path, profile: str, repository: str) -> PreparedServer:
 
 
 def start_in(folder: Path) -> Callable[[PreparedServer], RunningServer]:
-    return lambda served: launch(served, folders(), folder, detach=True)
+    def start(served: PreparedServer) -> RunningServer:
+        server = launch(served, folders(), folder)
+        server.release()
+        return server
+
+    return start
 
 
 def switched(before: PreparedServer, after: PreparedServer, folder: Path, **options: Any) -> RunningServer:
