@@ -77,9 +77,12 @@ def resolve_config(
     False skips the checks of the backend. note: called for each setting that is clipped to the model's limits. Raises
     ConfigError with all faults of both files and of their combination."""
     where, hardware = where or folders(), hardware or detect_hardware()
+    raw_model, raw_profile = _raw_model(model, where), read_settings(find_profile(profile, where))
+    known_profiles = names_in(where.profiles)
 
     def resolved_with(more: Sequence[str], note: Callable[[str], None] = lambda text: None) -> _Resolution:
-        return _resolve(model, profile, (*overrides, *more), where, hardware, backend_rules, note)
+        asked = (*overrides, *more)
+        return _resolve(raw_model, raw_profile, asked, known_profiles, hardware, backend_rules, note)
 
     resolved, faults = resolved_with((), note)
     raise_faults([_with_checked_fix(each, faults, resolved_with) for each in faults])
@@ -88,18 +91,17 @@ def resolve_config(
 
 
 def _resolve(
-    model: str | ModelConfig,
-    profile: str,
+    raw_model: RawSettings,
+    raw_profile: RawSettings,
     overrides: Sequence[str],
-    where: Folders,
+    known_profiles: Sequence[str],
     hardware: Hardware,
     backend_rules: bool,
     note: Callable[[str], None],
 ) -> _Resolution:
     model_overrides, profile_overrides, faults = parse_overrides(overrides)
-    raw_model = with_overrides(_raw_model(model, where), model_overrides, ("model",))
-    raw_profile = with_overrides(read_settings(find_profile(profile, where)), profile_overrides)
-    raw_profile = _clipped(raw_profile, raw_model, note)
+    raw_model = with_overrides(raw_model, model_overrides, ("model",))
+    raw_profile = _clipped(with_overrides(raw_profile, profile_overrides), raw_model, note)
 
     checked_model = _validate(raw_model, ModelConfig, ("model",))
     checked_profile = _validate(raw_profile, ProfileConfig, ())
@@ -115,7 +117,7 @@ def _resolve(
         complete = valid.model_copy(update={"backend": name, "device": device})
         conflicts += [*faults_of_profile(complete), *backend.profile_faults(complete, hardware)]
         if isinstance(checked_model.value, ModelConfig):
-            conflicts += faults_of_pair(checked_model.value, complete, names_in(where.profiles))
+            conflicts += faults_of_pair(checked_model.value, complete, known_profiles)
             resolved = _resolved(checked_model.value, complete, name, device)
             conflicts += backend.faults(resolved) if backend_rules else ()
     bad = {("model", *key) for key in checked_model.bad} | checked_profile.bad

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipeline.config.faults import Fault, fault
 from pipeline.config.schema import SOURCE_ROWS, LookaheadConfig, ModelConfig, ProfileConfig, carries
@@ -36,7 +36,7 @@ def faults_of_profile(profile: ProfileConfig) -> Iterator[Fault]:
     yield from _faults_of_ports(profile)
 
 
-def faults_of_pair(model: ModelConfig, profile: ProfileConfig, known_profiles: list[str]) -> Iterator[Fault]:
+def faults_of_pair(model: ModelConfig, profile: ProfileConfig, known_profiles: Sequence[str]) -> Iterator[Fault]:
     """Faults of a model under this profile for any backend."""
     engine = profile.engine
     if engine.max_seq_len > model.max_position_embeddings:

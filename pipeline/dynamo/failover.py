@@ -20,13 +20,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.dynamo.failover_requests import KINDS, PROMPTS, REQUEST_TIMEOUT_S, ClientOutput, ask, request_body
 from pipeline.dynamo.fleet import Fleet
 from pipeline.dynamo.services import FRONT_END, WORKER, model_url
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
+from pipeline.server.metrics import read_metrics
 from pipeline.server.processes import marked_processes, model_processes
 from pipeline.server.state import is_ready, reachable
 from pipeline.server.watch import answers
@@ -117,9 +117,8 @@ def num_moved(fleet: Fleet) -> int:
     """Number of requests that the front end has migrated to another worker since its start."""
     front_end = next(service.state for service in fleet.services if service.name == FRONT_END)
     url = f"http://{reachable(front_end.host)}:{front_end.ports['http']}/metrics"
-    text = httpx.get(url, timeout=10, trust_env=False).text
-    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
-    return int(sum(sample.value for sample in samples if sample.name.endswith("model_migration_total")))
+    values = read_metrics(url, prefix="").items()
+    return int(sum(value for name, value in values if name.endswith("model_migration_total")))
 
 
 def _kill_in_turn(fleet: Fleet, url: str, model: str, num_kills: int, report: FailoverReport, note: Note) -> None:

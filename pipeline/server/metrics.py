@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from pipeline.errors import ServerError
 
 
-def read_metrics(url: str) -> dict[str, float]:
-    """Samples of all `lookahead_...` metrics by name, summed over labels, without histogram buckets. Raises
-    ServerError if the metrics port cannot be reached."""
+def read_metrics(url: str, prefix: str = "lookahead_") -> dict[str, float]:
+    """Samples of all metrics with a prefix by name, summed over labels, without histogram buckets. Raises ServerError
+    if the metrics port cannot be reached."""
     try:
         text = httpx.get(url, timeout=5.0, trust_env=False).text
     except httpx.HTTPError as error:
@@ -21,7 +21,7 @@ def read_metrics(url: str) -> dict[str, float]:
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name.startswith("lookahead_") and "le" not in sample.labels:
+            if sample.name.startswith(prefix) and "le" not in sample.labels:
                 values[sample.name] = values.get(sample.name, 0.0) + sample.value
     return values
 

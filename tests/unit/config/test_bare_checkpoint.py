@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from pipeline.config.bare_checkpoint import transport_errors
-from pipeline.config.loading import built_models
+from pipeline.config.bare_checkpoint import settings_from_folder, transport_errors
+from pipeline.config.loading import RawSettings, built_models
 from pipeline.config.resolution import dump_resolved, load_model, resolve_config
 from pipeline.errors import ConfigError
 from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
@@ -50,6 +50,24 @@ def folder_with(tmp_path: Path, architecture: str, **config: object) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": [architecture], **config}))
     return folder
+
+
+def test_a_checkpoint_is_read_once_although_each_fix_of_a_fault_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each check asked the hub again, or read the GGUF file again."""
+    folder = folder_with(tmp_path, "LlamaForCausalLM", max_position_embeddings=512)
+    read: list[Path] = []
+
+    def count(folder: Path) -> RawSettings:
+        read.append(folder)
+        return settings_from_folder(folder)
+
+    monkeypatch.setattr("pipeline.config.bare_checkpoint.settings_from_folder", count)
+    overrides = ("engine.max_draft_tokens=4", "drafting.max_draft_tokens=8")
+    with pytest.raises(ConfigError, match=r"Checked: --set drafting\.max_draft_tokens=4 helps"):
+        resolve_config(str(folder), "latency", overrides, where=SHIPPED, hardware=CPU)
+    assert read == [folder]
 
 
 def test_an_engine_built_from_a_folder_is_named_by_its_model_afterwards(tmp_path: Path) -> None:
