@@ -79,9 +79,12 @@ def _remove_abandoned(path: Path) -> None:
 
 def can_be_written(folder: Path) -> bool:
     """Whether this user can write files into a folder, which may not exist yet."""
-    while not folder.exists():
-        folder = folder.parent
-    return os.access(folder, os.W_OK | os.X_OK)
+    return os.access(existing_part(folder), os.W_OK | os.X_OK)
+
+
+def existing_part(path: Path) -> Path:
+    """The path, or else its closest parent that exists."""
+    return next(part for part in (path, *path.parents) if part.exists())
 
 
 def try_lock(file: IO[Any] | int, shared: bool = False) -> bool:

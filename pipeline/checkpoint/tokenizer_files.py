@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.files import write_whole
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -62,9 +64,8 @@ def _readable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    partial = folder / f"{SETTINGS}.partial"  # the file may be a hard link
-    partial.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(folder / SETTINGS)
+    # A new file, because the old one may be a hard link.
+    write_whole(folder / SETTINGS, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pipeline.engine.artifact import artifact_dir
 from pipeline.engine.backend import Finding, backend_of
 from pipeline.engine.fingerprint import version_of
 from pipeline.errors import ConfigError, UserError
+from pipeline.files import can_be_written, existing_part
 from pipeline.server.discovery import check_etcd
 from pipeline.server.startup import check_start
 
@@ -102,11 +103,10 @@ def _room(where: Folders) -> Iterator[Finding]:
         "" if enough else "The default model needs 4 GB; close other programs.",
     )
     for part, folder, needed in (("engines", where.engines, 1_000_000_000), ("cache", where.cache, 500_000_000)):
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        free = shutil.disk_usage(existing).free
+        free = shutil.disk_usage(existing_part(folder)).free
         found = f"{folder}, {gigabytes(free)} free"
         variable = f"LOOKAHEAD_{part.upper()}"
-        if not os.access(existing, os.W_OK):
+        if not can_be_written(folder):
             yield Finding(part, "fail", f"{found}, not writable", f"Set {variable} to a folder that you may write to.")
         elif free < needed:
             yield Finding(part, "fail", found, f"Free {gigabytes(needed)}, or set {variable} to a larger disk.")

@@ -91,16 +91,11 @@ def serve(
 
 def note_if_open(server: ServerConfig) -> None:
     """Print a note if clients on other machines need no API key."""
-    if open_to_all(server):
+    if not server.api_keys and not server.host.startswith("127."):
         output.note(
             f"every client that reaches {server.host} is served, because server.api_keys is empty. "
             "Make keys with `lookahead key TENANT`."
         )
-
-
-def open_to_all(server: ServerConfig) -> bool:
-    """Whether clients on other machines need no API key."""
-    return not server.api_keys and not server.host.startswith("127.")
 
 
 def stop(

@@ -162,14 +162,15 @@ def _opened_journal(out: Path) -> Iterator[IO[str]]:
 
 
 def _client(base_url: str, api_key: str, timeout_s: float) -> httpx.Client:
-    """Client for the base URL of an OpenAI API. Raises ServerError if it is not one."""
-    is_behind_proxy(base_url)  # raises for what is no address
+    """Client for the base URL of an OpenAI API. It uses the proxy of the environment for other machines. Raises
+    ServerError if the URL is not one."""
+    trust = is_behind_proxy(base_url)
     if not base_url.startswith(("http://", "https://")):
         raise ServerError(f"{base_url!r} is not the URL of an OpenAI API. Use http://host:port/v1.")
     root = base_url.rstrip("/").removesuffix("/v1")
     limits = httpx.Limits(max_connections=None)
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
-    return httpx.Client(base_url=root, headers=headers, timeout=timeout_s, limits=limits, trust_env=False)
+    return httpx.Client(base_url=root, headers=headers, timeout=timeout_s, limits=limits, trust_env=trust)
 
 
 def _result(client: httpx.Client, request: BatchRequest, stop: threading.Event) -> dict[str, Any] | None:

@@ -84,8 +84,13 @@ def _versions_in(python: str) -> Mapping[str, str]:
     """Versions in another interpreter; empty if it cannot be run."""
     script = (
         "import importlib.metadata as m, json\n"
-        f"have = {{d.metadata['Name'].lower().replace('-', '_'): d.version for d in m.distributions()}}\n"
-        f"print(json.dumps({{n: have[n] for n in {PACKAGES} if n in have}}))"
+        "found = {}\n"
+        f"for name in {PACKAGES}:\n"
+        "    try:\n"
+        "        found[name] = m.version(name)\n"
+        "    except m.PackageNotFoundError:\n"
+        "        pass\n"
+        "print(json.dumps(found))"
     )
     try:
         done = subprocess.run([python, "-c", script], capture_output=True, text=True, timeout=60)

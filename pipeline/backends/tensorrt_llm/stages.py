@@ -191,5 +191,5 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.unlink()  # it may be a link to the checkpoint's own file, which must not change
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    # A new file, because the old one may be a hard link to the checkpoint's own, which must not change.
+    write_whole(path, json.dumps(value, indent=2) + "\n")

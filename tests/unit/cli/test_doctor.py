@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,19 @@ def gpu_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(VARIABLE, str(server))
     monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path / "engines"))
     return programs
+
+
+def test_a_damaged_package_of_the_container_hides_no_other_one(gpu_machine, tmp_path, monkeypatch):
+    """What a failed uninstall leaves has no name, and all packages counted as not installed."""
+    for name, metadata in (("left_over", ""), ("tensorrt_llm", "Name: tensorrt-llm\nVersion: 1.2.1\n")):
+        (tmp_path / "packages" / f"{name}-1.2.1.dist-info").mkdir(parents=True)
+        (tmp_path / "packages" / f"{name}-1.2.1.dist-info" / "METADATA").write_text(metadata)
+    write_program(gpu_machine / "trtllm-build", "")
+    (gpu_machine / "python3").symlink_to(sys.executable)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    environment._versions_in.cache_clear()
+
+    assert parts_of_backend()["TensorRT-LLM"].found == "1.2.1"
 
 
 def test_a_complete_container_has_no_remark(gpu_machine):

@@ -8,7 +8,7 @@ import json
 import pytest
 import yaml
 
-from pipeline.cli.server import open_to_all
+from pipeline.cli.server import note_if_open
 from pipeline.config.schema import ApiKey, ServerConfig
 from tests.command_line import exit_code
 
@@ -36,7 +36,9 @@ def test_a_name_that_is_none_is_refused_with_a_sentence(name, capsys):
     ("host", "with_key", "is_open"),
     [("127.0.0.1", False, False), ("0.0.0.0", False, True), ("192.0.2.1", False, True), ("0.0.0.0", True, False)],
 )
-def test_a_server_that_is_open_to_all_is_named_as_such(host, with_key, is_open):
+def test_a_server_that_is_open_to_all_is_named_as_such(host, with_key, is_open, capsys):
     keys = (ApiKey(tenant="a", key_sha256="0" * 64),) if with_key else ()
 
-    assert open_to_all(ServerConfig(host=host, api_keys=keys)) is is_open
+    note_if_open(ServerConfig(host=host, api_keys=keys))
+
+    assert (f"every client that reaches {host} is served" in capsys.readouterr().err) is is_open

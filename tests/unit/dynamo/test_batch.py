@@ -253,6 +253,13 @@ def test_the_url_may_end_as_users_write_it(end, api, tmp_path):
     assert run(requests(1), tmp_path / "out.jsonl", api) == 0
 
 
+def test_a_proxy_is_asked_for_other_machines_only(api, tmp_path, monkeypatch):
+    monkeypatch.setenv("http_proxy", api.url.removesuffix("/v1"))
+    api.url = "http://api.invalid/v1"
+    assert run(requests(1), tmp_path / "out.jsonl", api) == 1  # the proxy answers 404 for the whole URL
+    assert api.asked == [{"n": 1}]
+
+
 @pytest.mark.parametrize("url", ["http://[::1", "", "http://a b:1", "http://x:99999", "127.0.0.1:1", "ftp://x"])
 def test_what_is_no_url_of_an_api_is_refused(url, api, tmp_path):
     api.url = url
