@@ -205,6 +205,8 @@ def _next_line() -> str:
         if on_terminal:
             output.say("")
         return ""
+    except UnicodeDecodeError as error:
+        raise _not_text(error) from error
 
 
 def _piped_text() -> str:
@@ -214,7 +216,11 @@ def _piped_text() -> str:
     try:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise RequestError(f"Standard input is not UTF-8 text ({error}); convert it first.") from error
+        raise _not_text(error) from error
+
+
+def _not_text(error: UnicodeDecodeError) -> RequestError:
+    return RequestError(f"Standard input is not UTF-8 text ({error}); convert it first.")
 
 
 def _show(

@@ -227,7 +227,7 @@ def _call_error(error: grpc.RpcError, url: str) -> ServerError:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return ServerError(f"{url} did not answer in time.")
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return ServerError(f"{url} refused the request: {details}. The commands take an API key from {KEY_VARIABLE}.")
+        return _key_error(url, details)
     if RESTARTING in details:
         return ServerError(f"{url}: {RESTARTING}.")
     if any(part in details for part in _OF_HTTP):
@@ -235,9 +235,13 @@ def _call_error(error: grpc.RpcError, url: str) -> ServerError:
     return ServerError(f"{url} cannot be reached: {details}. Is it running? See `lookahead status`.")
 
 
+def _key_error(url: str, reason: str) -> ServerError:
+    return ServerError(f"{url} refused the request: {reason}. The commands take an API key from {KEY_VARIABLE}.")
+
+
 def _chunk_of_json(body: bytes, response: httpx.Response) -> TextChunk:
-    """Convert a JSON text of a response. Raises RequestError with the server's message, and ServerError for a text of
-    another program."""
+    """Convert a JSON text of a response. Raises RequestError with the server's message, and ServerError without a valid
+    API key, or for a text of another program."""
     try:
         answer: dict[str, Any] = json.loads(body.removeprefix(b"data:"))
         if "error" not in answer:
@@ -246,7 +250,8 @@ def _chunk_of_json(body: bytes, response: httpx.Response) -> TextChunk:
         message = answer["error"]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ServerError(f"{response.url} returned status {response.status_code}: {body[:200]!r}") from error
-    raise RequestError(message["message"] if isinstance(message, dict) and "message" in message else message)
+    reason = message["message"] if isinstance(message, dict) and "message" in message else message
+    raise _key_error(str(response.url), reason) if response.status_code == 401 else RequestError(reason)
 
 
 def _chunk_of_tensors(tensors: dict[str, Array]) -> TextChunk:

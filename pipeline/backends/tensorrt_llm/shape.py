@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from pipeline.backends.tensorrt_llm import release_data
+from pipeline.config.bare_checkpoint import json_object
 from pipeline.config.folders import expanded
 from pipeline.config.schema import LocalCheckpoint, ModelConfig, ModelShape, RandomCheckpoint
+from pipeline.errors import ConfigError
 
 # Keys of config.json for each size, the most common one first.
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -34,8 +35,8 @@ def shape_of(model: ModelConfig) -> ModelShape | None:
             return shape_from_config(source.config, model.architecture)
         case LocalCheckpoint() as source:
             try:
-                config = json.loads((expanded(source.path) / "config.json").read_text(encoding="utf-8"))
-            except (OSError, ValueError):
+                config = json_object(expanded(source.path) / "config.json", ConfigError)
+            except ConfigError:
                 return None  # the fault is reported when the checkpoint is opened
             return shape_from_config(config, model.architecture)
         case _:
@@ -49,7 +50,7 @@ def shape_from_config(config: Mapping[str, Any], architecture: str) -> ModelShap
         field: next((config[name] for name in names if config.get(name)), None) for field, names in _NAMES.items()
     }
     heads, hidden = values["num_attention_heads"], values["hidden_size"]
-    if heads and hidden:
+    if isinstance(heads, int) and isinstance(hidden, int):  # not 0, see above
         values["num_key_value_heads"] = values["num_key_value_heads"] or heads
         values["head_size"] = values["head_size"] or hidden // heads
         values["intermediate_size"] = values["intermediate_size"] or 4 * hidden

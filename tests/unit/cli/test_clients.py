@@ -13,12 +13,13 @@ from pipeline.server.client import Completion, TextQuery
 from tests.command_line import exit_code
 
 
+@pytest.mark.parametrize("command", ["generate", "chat"])
 def test_a_prompt_that_is_not_utf8_is_one_message_and_exit_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for errors, sentence in (("strict", "Standard input is not UTF-8 text"), ("surrogateescape", "text_input holds")):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8", errors=errors))
-        assert exit_code("generate", "--url", "127.0.0.1:1") == 2
+        assert exit_code(command, "--url", "127.0.0.1:1") == 2
         assert capsys.readouterr().err.startswith(f"error: {sentence}")
 
 

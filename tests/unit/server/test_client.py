@@ -105,6 +105,7 @@ def test_the_port_of_http_is_named_as_such():
         (200, b'data: {"choices": []}\n\n', ServerError, "returned status 200: b'data: "),
         (200, b"data: [DONE]\n\n", ServerError, "returned status 200"),
         (404, b'{"error": {"message": "there is nothing", "code": 404}}', RequestError, "^there is nothing$"),
+        (401, b'{"error": "a key is needed"}', ServerError, r"a key is needed\. .* from LOOKAHEAD_API_KEY"),
     ],
 )
 def test_an_answer_of_another_program_is_a_sentence(status, body, error, sentence):

@@ -35,6 +35,9 @@ def test_a_local_checkpoint_is_read(tmp_path):
     shape = shape_of(local)
     assert shape is not None
     assert (shape.head_size, shape.num_key_value_heads, shape.intermediate_size) == (16, 4, 256)
+    for damaged in ("[]", "[" * 100_000, "", json.dumps(config | {"hidden_size": "64"})):
+        (tmp_path / "config.json").write_text(damaged)
+        assert shape_of(local) is None
     (tmp_path / "config.json").unlink()
     assert shape_of(local) is None
 
