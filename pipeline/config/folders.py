@@ -66,20 +66,15 @@ def folders(environment: Mapping[str, str] = os.environ) -> Folders:
 
     home: LOOKAHEAD_HOME, else the folder of the package. engines: LOOKAHEAD_ENGINES, else `engines/` in the checkout,
     or in the working folder if the package is installed from a wheel; a folder in the cache if that exists and this
-    user cannot write it. cache: LOOKAHEAD_CACHE, else
-    XDG_CACHE_HOME/lookahead, else ~/.cache/lookahead. Raises ConfigError if home has no configs, or the working
-    folder was removed."""
+    user cannot write it. cache: LOOKAHEAD_CACHE, else XDG_CACHE_HOME/lookahead, else ~/.cache/lookahead. Raises
+    ConfigError if home has no configs, or the working folder was removed."""
     named = environment.get("LOOKAHEAD_HOME")
     home = expanded(named).resolve() if named else SHIPPED
     if not (home / "configs" / "models").is_dir():
-        raise ConfigError(
-            f"There is no configs/models folder in {home}. "
-            + (
-                "Set LOOKAHEAD_HOME to a checkout of the project, or unset it."
-                if named
-                else "Install the package again."
-            )
+        remedy = (
+            "Set LOOKAHEAD_HOME to a checkout of the project, or unset it." if named else "Install the package again."
         )
+        raise ConfigError(f"There is no configs/models folder in {home}. {remedy}")
     try:
         work = Path.cwd()
     except FileNotFoundError:

@@ -22,7 +22,7 @@ _LONGEST_IN_C = 10_000
 _MOST_VALUES = 100_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class YamlText:
     """A parsed text. data: None for an empty text. lines: line of each key, from 1. repeated: lines of keys that occur
     twice in a mapping. num_values: number of values with anchors expanded."""
@@ -30,7 +30,7 @@ class YamlText:
     data: Any = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
     repeated: list[tuple[KeyPath, int]] = field(default_factory=list)
-    num_values: list[int] = field(default_factory=lambda: [0])
+    num_values: int = 0
 
 
 class _Loader(yaml.SafeLoader):
@@ -62,16 +62,21 @@ def parse_yaml(text: str) -> YamlText:
 
 
 def _parsed(loader: _Loader | _FastLoader) -> YamlText:
-    result = YamlText()
-    root = loader.get_single_node()
-    return YamlText(None if root is None else _value_of(root, (), loader, result), result.lines, result.repeated)
+    result, root = YamlText(), loader.get_single_node()
+    if root is not None:
+        result.data = _value_of(root, (), loader, result)
+    return result
+
+
+def _fault(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def _value_of(node: yaml.Node, at: KeyPath, loader: _Loader | _FastLoader, result: YamlText) -> Any:
-    result.num_values[0] += 1
-    if result.num_values[0] > _MOST_VALUES:
-        problem = f"it has more than {_MOST_VALUES} values, as anchors that refer to each other multiply. Use fewer"
-        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    result.num_values += 1
+    if result.num_values > _MOST_VALUES:
+        text = f"it has more than {_MOST_VALUES} values, as anchors that refer to each other multiply. Use fewer"
+        raise _fault(node, text)
     if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
         return [_value_of(child, (*at, index), loader, result) for index, child in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
@@ -79,13 +84,13 @@ def _value_of(node: yaml.Node, at: KeyPath, loader: _Loader | _FastLoader, resul
     try:
         value = loader.construct_object(node, deep=True)
     except ValueError as error:  # a number with thousands of digits, an invalid date
-        raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from error
+        raise _fault(node, str(error)) from error
     if value is not None and not isinstance(value, str | int | float):
-        raise yaml.MarkedYAMLError(problem=f"the type {node.tag} is not supported", problem_mark=node.start_mark)
+        raise _fault(node, f"the type {node.tag} is not supported")
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-        raise yaml.MarkedYAMLError(problem="half of a surrogate pair is not a character", problem_mark=node.start_mark)
+        raise _fault(node, "half of a surrogate pair is not a character")
     if isinstance(value, str) and "\0" in value:
-        raise yaml.MarkedYAMLError(problem="a NUL character is not supported", problem_mark=node.start_mark)
+        raise _fault(node, "a NUL character is not supported")
     return value
 
 
@@ -96,14 +101,14 @@ def _mapping_of(node: yaml.MappingNode, at: KeyPath, loader: _Loader | _FastLoad
     parts = [part for value in merged for part in (value.value if isinstance(value, yaml.SequenceNode) else [value])]
     for value in reversed(parts):
         if not isinstance(value, yaml.MappingNode):
-            raise yaml.MarkedYAMLError(problem="<< merges mappings only", problem_mark=value.start_mark)
+            raise _fault(value, "<< merges mappings only")
         mapping |= _value_of(value, at, loader, result)
     own = set()
     for key_node, value_node in node.value:
         if key_node.tag == f"{_TAG}merge":
             continue
         if not isinstance(key_node, yaml.ScalarNode):
-            raise yaml.MarkedYAMLError(problem="a key should be a text", problem_mark=key_node.start_mark)
+            raise _fault(key_node, "a key should be a text")
         here, line = (*at, key_node.value), key_node.start_mark.line + 1
         if here in own:
             result.repeated.append((here, line))

@@ -35,17 +35,19 @@ def docker_argv(
     readable: Sequence[Path],
     work_dir: Path,
     environment: Mapping[str, str],
+    options: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """`docker run` with all GPUs, and with the given folders mounted under the same paths. name: of the container.
+    options: further ones of docker.
 
     Sets the limits of shared and locked memory that NVIDIA's images require. New files belong to the caller.
     """
     # --init forwards signals to the command, which ignores most of them as the first process, and reaps its children.
-    words = ["docker", "run", "--name", name, "--init", "--rm", "--gpus", "all", "--ipc=host"]
+    words = ["docker", "run", "--name", name, "--init", *options, "--rm", "--gpus", "all", "--ipc=host"]
     words += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
     words += ["--user", f"{os.getuid()}:{os.getgid()}"]
-    for name, value in {**_LOGIN, **environment}.items():
-        words += ["--env", f"{name}={value}"]
+    for variable, value in {**_LOGIN, **environment}.items():
+        words += ["--env", f"{variable}={value}"]
     for volume in [*(f"{path}:{path}" for path in writable), *(f"{path}:{path}:ro" for path in readable)]:
         words += ["--volume", volume]
     return (*words, "--workdir", str(work_dir), image, *argv)
@@ -103,7 +105,7 @@ def run_argv(
 ) -> tuple[str, ...]:
     """`docker run` for the command of a server. variables: environment of the server. files: further paths that it
     reads."""
-    words = docker_argv(
+    return docker_argv(
         serving_image(tag),
         argv,
         name=container_name(server_id),
@@ -111,8 +113,8 @@ def run_argv(
         readable=[CODE, folders.home, *folders.engine_folders[1:], *files],
         work_dir=folders.home,
         environment=variables,
+        options=("--network", "host"),
     )
-    return (*words[:5], "--network", "host", *words[5:])
 
 
 def remove_argv(owner_id: str) -> tuple[str, ...]:
