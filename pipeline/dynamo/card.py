@@ -28,26 +28,25 @@ def write_card(artifact: Artifact, run_dir: Path) -> Path:
     configuration = artifact.engine_dir.glob("*config.json")
     for path in (*configuration, *artifact.tokenizer_dir.iterdir()):
         shutil.copyfile(path, folder / path.name)  # without its mode, which may be read-only
-    if artifact.resolved.model.tool_call_parser == HERMES:
-        _add_tools(folder / "chat_template.jinja")
-    _ensure_template(folder)
+    _complete_template(folder, with_tools=artifact.resolved.model.tool_call_parser == HERMES)
     _name_architecture(folder / "config.json", artifact.resolved.model.architecture)
     return folder
 
 
-def _ensure_template(folder: Path) -> None:
-    """Add a chat template that refuses every conversation if the model has none, because Dynamo's front end does not
-    load a model without a template. Completions do not use it."""
-    template, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
-    has_one = settings.is_file() and json.loads(settings.read_text(encoding="utf-8")).get("chat_template")
-    if not has_one and not template.is_file():
-        template.write_text("{{ raise_exception('this model has no chat template') }}", encoding="utf-8")
-
-
-def _add_tools(path: Path) -> None:
-    """Prepend our template for tools to a chat template without tools."""
-    template = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if template and not _MENTIONS_TOOLS.search(template):
+def _complete_template(folder: Path, with_tools: bool) -> None:
+    """Put our template for tools before a chat template without tools, if with_tools. Add a template that refuses every
+    conversation if the model has none, because Dynamo's front end does not load a model without a template. Completions
+    do not use it."""
+    path, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    template: object = None  # settings may have a list of named templates
+    if path.is_file():
+        template = path.read_text(encoding="utf-8")
+    elif settings.is_file():
+        template = json.loads(settings.read_text(encoding="utf-8")).get("chat_template")
+    if not template:
+        path.write_text("{{ raise_exception('this model has no chat template') }}", encoding="utf-8")
+    elif with_tools and isinstance(template, str) and not _MENTIONS_TOOLS.search(template):
+        # The file takes precedence over the settings.
         path.write_text(_TOOLS_TEMPLATE.read_text(encoding="utf-8") + template, encoding="utf-8")
 
 

@@ -62,8 +62,18 @@ def test_a_model_without_a_chat_template_gets_one_that_refuses(artifact: Artifac
         rendered((write_card(copy, tmp_path) / "chat_template.jinja").read_text(), [{"role": "user", "content": "a"}])
 
     settings = copy.tokenizer_dir / "tokenizer_config.json"
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": PLAIN}))
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": [{"name": "default"}]}))
     assert not (write_card(copy, tmp_path) / "chat_template.jinja").exists()
+
+
+def test_tools_reach_a_template_in_the_settings_of_the_tokenizer(artifact: Artifact, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    copy = with_template(artifact, tmp_path / "copy", PLAIN)
+    of_file = (write_card(copy, tmp_path) / "chat_template.jinja").read_text()
+    (copy.tokenizer_dir / "chat_template.jinja").unlink()
+    settings = copy.tokenizer_dir / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": PLAIN}))
+    assert (write_card(copy, tmp_path) / "chat_template.jinja").read_text() == of_file
 
 
 def test_the_files_of_the_card_of_a_read_only_engine_can_be_written(artifact: Artifact, tmp_path: Path) -> None:
