@@ -230,16 +230,15 @@ def switch(
 
     where = folders()
     folder = run_dir(where)
-    before = running_served(where, folder)
+    before = as_running(running_served(where, folder), folder)
     resolved = resolve_other(before, profile, tuple(overrides or ()), where, model, output.note)
     note_if_open(resolved.profile.server.model_copy(update={"host": before.resolved.profile.server.host}))
     require_other(before, resolved)
-    old = as_running(before, folder)
     with output.working(f"preparing {resolved.profile.name}") as note, naming_full_disk(folder):
-        served = prepare(resolved, where, note=note)
+        after = as_running(prepare(resolved, where, note=note), folder)
         started = time.monotonic()
         remedy = f"`{switch_command(profile, model, overrides or ())}`"
-        state = switch_fleet(old, as_running(served, folder), where, base_dir(where), note, remedy).state
+        state = switch_fleet(before, after, where, base_dir(where), note, remedy).state
     seconds = time.monotonic() - started
     if as_json:
         output.print_json({"model": state.model, "profile": state.profile, "seconds": round(seconds, 3)})

@@ -60,8 +60,8 @@ _POLL_S = 0.1
 def switch_fleet(
     before: PreparedServer, after: PreparedServer, folders: Folders, base: Path, note: Note, remedy: str = JOIN_AGAIN
 ) -> Fleet:
-    """Replace the running servers of `before` by detached servers of `after`. base: folder of the run folders. remedy:
-    commands for joined machines that this switch leaves without requests.
+    """Replace the running servers of `before` by detached servers of `after`, at the same address (see `as_running`).
+    base: folder of the run folders. remedy: commands for joined machines that this switch leaves without requests.
 
     On a machine that has joined a fleet, raises ServerError if the fleet would send no requests to the new servers.
     Raises ServerError with the reason if the new servers do not start. The old ones then continue, or start again. Also
@@ -162,8 +162,7 @@ def _redirect_gateway(old: ServerState, fleet: Fleet, after: PreparedServer, bas
     deployment = deployment_spec(after.resolved, after.repository, tritons, fleet.front_end_port)
     old_deployment = read_spec(new_dir).deployment
     ended_with = load_state(gateway_state_path(new_dir))["ends_with"]
-    address = {name: getattr(old, name) for name in ("host", "http_port", "grpc_port", "metrics_port", "gateway_id")}
-    state = fleet.state.model_copy(update=address)
+    state = fleet.state.model_copy(update={**old.address, "gateway_id": old.gateway_id})
     try:
         set_deployment(new_dir, deployment)
         _wait(lambda: _status(new_dir).triton_http == tritons[0].http, _FOLLOW_S)

@@ -21,8 +21,8 @@ from pipeline.server.state import require_server, service_dir
 
 
 def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
-    """The same server with the OpenAI port, the number of replicas and the discovery of the running one, for a switch
-    of the profile. Raises ServerError if its gateway or front end has ended, or if this process would put the new
+    """The same server with the address, the number of replicas and the discovery of the running one, for a switch of
+    the profile. Raises ServerError if its gateway or front end has ended, or if this process would put the new
     server into another fleet, or at another address in it."""
     running = require_server(run_dir)
     ended = find_ended(run_dir, 0, bool(running.gateway_id))
@@ -31,16 +31,17 @@ def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
             f"The {ended[0]} of this server has ended; its log is in {service_dir(run_dir, ended[0]) / LOG}. Run "
             "`lookahead stop`, then `lookahead serve` again."
         )
+    resolved = served.resolved.with_settings("server", **running.address)
     url = openai_url(run_dir)
     if url is None and not has_joined(run_dir):
-        return replace(served, resolved=without_openai(served.resolved))
+        return replace(served, resolved=without_openai(resolved))
     worker = read_spec(service_dir(run_dir, f"{WORKER}-1"))
     spec = WorkerSpec.model_validate_json(worker.command[-1])
     _require_same_fleet(spec, worker)
     settings = {"openai": True, "replicas": running.replicas, "discovery": spec.discovery}
     if url is not None:
         settings["openai_port"] = urlsplit(url).port
-    return replace(served, resolved=served.resolved.with_settings("server", **settings))
+    return replace(served, resolved=resolved.with_settings("server", **settings))
 
 
 def has_joined(run_dir: Path) -> bool:

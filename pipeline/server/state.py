@@ -53,6 +53,11 @@ class ServerState(GuardedState):
     triton: TritonSpec = Field(description="Triton's own addresses, for processes of this machine.")
 
     @property
+    def address(self) -> dict[str, object]:
+        """Settings of the server section with this address."""
+        return {name: getattr(self, name) for name in ("host", "http_port", "grpc_port", "metrics_port")}
+
+    @property
     def http_url(self) -> str:
         return f"http://{reachable(self.host)}:{self.http_port}"
 

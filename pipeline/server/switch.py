@@ -24,7 +24,7 @@ from pipeline.repository.render import check_repository
 from pipeline.server.gateway import read_spec
 from pipeline.server.service import find_service
 from pipeline.server.startup import PreparedServer
-from pipeline.server.state import GATEWAY, ServerState, find_server, require_server
+from pipeline.server.state import GATEWAY, find_server, require_server
 
 T = TypeVar("T")
 # Settings of the server section that protect its clients.
@@ -32,12 +32,12 @@ _PROTECTION = ("api_keys", "side_channel_safe")
 
 
 def running_served(folders: Folders, folder: Path) -> PreparedServer:
-    """The running server as input of `launch`, with its current address. Raises ServerError if none runs, BuildError if
-    its engine has changed."""
+    """The running server as input of `launch`, without its address (see `dynamo.running_fleet.as_running`). Raises
+    ServerError if none runs, BuildError if its engine has changed."""
     state = require_server(folder)
     artifact = load_artifact(artifact_dir(folders, state.model, state.profile), folders.cache)
     check_repository(Path(state.repository))
-    served = _at(PreparedServer(artifact.resolved, artifact, Path(state.repository)), state)
+    served = PreparedServer(artifact.resolved, artifact, Path(state.repository))
     if find_service(folder, GATEWAY) is None:
         return served
     # A later command for the same profile, such as a bench, leaves its own settings beside the engine.
@@ -86,36 +86,29 @@ def switch_server(
     stop: Callable[[], object],
     start: Callable[[PreparedServer], T],
 ) -> T:
-    """Stop the server that runs from `folder`, and start `after`. stop: ends a server after its running requests.
-    start: starts a server that outlives this process.
+    """Stop the server that runs from `folder`, which is `before`, and start `after`. stop: ends a server after its
+    running requests. start: starts a server that outlives this process.
 
     If the start fails, starts the old server again and raises ServerError with the reason; an interruption, such as
     KeyboardInterrupt, is raised again.
     """
     old, new = _name(before), _name(after)
-    state = find_server(folder)
-    if state is None:
+    if find_server(folder) is None:
         raise ServerError(f"The server ended while {new} was being built. Start it with `lookahead serve`.")
     try:
         note(f"stopping {old}; running requests finish first")
         stop()
-        return start(_at(after, state))
+        return start(after)
     except BaseException as error:
         note(f"{new} did not start; starting {old} again")
         stop()  # an interrupted stop may have ended a part of the old server
         try:
-            start(_at(before, state))
+            start(before)
         except ServerError as second:
             raise ServerError(f"{new} did not start: {error}\n{old} did not start again either: {second}") from error
         if not isinstance(error, ServerError):
             raise
         raise ServerError(f"{new} did not start, and {old} serves again. Reason: {error}") from error
-
-
-def _at(served: PreparedServer, state: ServerState) -> PreparedServer:
-    """The same input with the address of a running server."""
-    address = {name: getattr(state, name) for name in ("host", "http_port", "grpc_port", "metrics_port")}
-    return replace(served, resolved=served.resolved.with_settings("server", **address))
 
 
 def _name(served: PreparedServer) -> str:

@@ -52,7 +52,8 @@ def num_steps(answer: Completion) -> int:
 def test_a_switch_under_load_loses_no_request(tmp_path: Path) -> None:
     where: Folders = own_folders(tmp_path)
     base = tmp_path / "run"
-    first = start_fleet(prepared(where, "server.openai=true", "drafting.planner=fixed"), where, base, detach=True)
+    settings = ("server.openai=true", "server.host=0.0.0.0", "drafting.planner=fixed")  # of the first server only
+    first = start_fleet(prepared(where, *settings), where, base, detach=True)
     url = openai_url(base)
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.folders import Folders, folders
+from pipeline.dynamo.running_fleet import as_running
 from pipeline.errors import RequestError, ServerError
 from pipeline.server.client import Completion, TextQuery, complete
 from pipeline.server.server import RunningServer, stop_server
@@ -46,10 +47,10 @@ def running(folder: Path) -> ServerState:
 
 
 def other_profile(where: Folders, folder: Path, profile: str) -> tuple[PreparedServer, PreparedServer]:
-    before = running_served(where, folder)
+    before = as_running(running_served(where, folder), folder)
     resolved = resolve_other(before, profile, (FIXED,), where)
     require_other(before, resolved)
-    return before, prepare(resolved, where)
+    return before, as_running(prepare(resolved, where), folder)
 
 
 def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_path: Path) -> None:

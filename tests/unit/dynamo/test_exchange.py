@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.dynamo import exchange
 from pipeline.dynamo.fleet import Fleet
+from pipeline.dynamo.running_fleet import as_running
 from pipeline.files import write_whole
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.server.gateway import spec_path
@@ -18,7 +19,7 @@ from pipeline.server.service import ServiceState
 from pipeline.server.startup import PreparedServer
 from pipeline.server.state import GATEWAY, STATE, gateway_state_path
 from tests.server_states import STATE as OLD
-from tests.server_states import state_of
+from tests.server_states import guarded, state_of
 from tests.unit.dynamo.test_fleet import config
 from tests.unit.gateway.gateways import spec_of
 
@@ -54,6 +55,23 @@ def seen(new_dir: Path) -> tuple[str, tuple[str, ...], Path]:
     gateway = ServiceState.model_validate_json(gateway_state_path(new_dir).read_bytes())
     spec = GatewaySpec.model_validate_json(spec_path(new_dir).read_bytes())
     return spec.deployment.tritons[0].http, gateway.ends_with, serving_dir(new_dir.parent)
+
+
+@pytest.mark.parametrize("is_safe", [False, True])
+def test_a_server_for_other_machines_is_exchanged_although_the_new_profile_has_another_host(
+    is_safe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host counted as another setting of the gateway, so each switch stopped the server first."""
+    monkeypatch.setattr(exchange, "fits_beside", lambda *arguments: True)
+    with guarded(tmp_path, {GATEWAY: {}}, host="0.0.0.0", gateway_id="la2"):
+        spec = spec_of().model_copy(update={"host": "0.0.0.0", "metrics_host": "0.0.0.0"})
+        write_whole(spec_path(tmp_path), spec.model_dump_json())
+        resolved = config(f"server.side_channel_safe={str(is_safe).lower()}")
+        after = as_running(PreparedServer(resolved, cast(Any, None), tmp_path), tmp_path)
+
+        reason = exchange.obstacle(after, tmp_path)
+
+    assert (reason is not None and "side_channel_safe" in reason) is is_safe
 
 
 def test_the_gateway_goes_over_to_the_new_server(new_dir: Path) -> None:

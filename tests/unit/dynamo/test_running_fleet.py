@@ -63,6 +63,7 @@ def test_a_switch_stays_in_its_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyP
         found = kept(tmp_path, "server.openai=true", "server.replicas=2")
 
     assert (found.openai, found.openai_port, found.replicas, found.discovery) == (True, 8, 1, "etcd")
+    assert (found.host, found.http_port, found.grpc_port, found.metrics_port) == (STATE.host, 1, 2, 3)
 
 
 def test_a_machine_that_has_joined_can_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

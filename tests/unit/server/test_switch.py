@@ -14,6 +14,7 @@ import pytest
 from pipeline.config.folders import folders
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ApiKey
+from pipeline.dynamo.running_fleet import as_running
 from pipeline.errors import ConfigError, ServerError
 from pipeline.server import switch
 from pipeline.server.gateway import spec_path
@@ -62,6 +63,7 @@ def start_in(folder: Path) -> Callable[[PreparedServer], RunningServer]:
 
 def switched(before: PreparedServer, after: PreparedServer, folder: Path, **options: Any) -> RunningServer:
     options = {"note": lambda note: None, "stop": partial(stop_server, folder), "start": start_in(folder)} | options
+    before, after = (as_running(served, folder) for served in (before, after))
     return switch_server(before, after, folder, **options)
 
 
@@ -137,9 +139,10 @@ def test_an_interruption_while_the_old_one_stops_brings_it_back(running, tmp_pat
 
 def test_a_server_that_ended_during_the_build_is_reported(running, tmp_path):
     before, _, folder = running
+    after = serve_of(tmp_path, "throughput", "good")
     stop_server(folder)
     with pytest.raises(ServerError, match="The server ended while tiny-random-llama"):
-        switched(before, serve_of(tmp_path, "throughput", "good"), folder)
+        switch_server(before, after, folder, print, stop=lambda: None, start=start_in(folder))
 
 
 KEY = ApiKey(tenant="alice", key_sha256="0" * 64)
