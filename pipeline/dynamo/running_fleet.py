@@ -17,13 +17,14 @@ from pipeline.server.guard import GuardSpec, read_spec
 from pipeline.server.log import LOG
 from pipeline.server.service import find_services
 from pipeline.server.startup import PreparedServer
-from pipeline.server.state import require_server, service_dir
+from pipeline.server.state import of_this_version, require_server, service_dir
 
 
 def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
     """The same server with the address, the number of replicas and the discovery of the running one, for a switch of
-    the profile. Raises ServerError if its gateway or front end has ended, or if this process would put the new
-    server into another fleet, or at another address in it."""
+    the profile. Raises ServerError if its gateway or front end has ended, if another version of
+    this program started it, or if this process would put the new server into another fleet, or at another address in
+    it."""
     running = require_server(run_dir)
     ended = find_ended(run_dir, 0, bool(running.gateway_id))
     if ended:
@@ -35,8 +36,10 @@ def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
     url = openai_url(run_dir)
     if url is None and not has_joined(run_dir):
         return replace(served, resolved=without_openai(resolved))
-    worker = read_spec(service_dir(run_dir, f"{WORKER}-1"))
-    spec = WorkerSpec.model_validate_json(worker.command[-1])
+    folder = service_dir(run_dir, f"{WORKER}-1")
+    with of_this_version(folder):
+        worker = read_spec(folder)
+        spec = WorkerSpec.model_validate_json(worker.command[-1])
     _require_same_fleet(spec, worker)
     settings = {"openai": True, "replicas": running.replicas, "discovery": spec.discovery}
     if url is not None:

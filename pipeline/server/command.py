@@ -16,7 +16,6 @@ from pipeline.server.ports import listening_of
 # Placeholder in printed commands for the id that a start generates.
 SHOWN_ID = "la000000000000"
 SHOWN_KEY = "CHOSEN-BY-THE-START"
-KEY = TRITON_KEY_HEADER
 _RESTRICTED = (
     *("metadata", "inference", "shared-memory", "model-config", "model-repository"),
     *("statistics", "trace", "logging"),
@@ -84,7 +83,8 @@ def restricting_words(key: str | None) -> list[str]:
     if key is None:
         return []
     interfaces = ",".join(_RESTRICTED)
-    return [f"--http-restricted-api={interfaces}:{KEY}={key}", f"--grpc-restricted-protocol={interfaces}:{KEY}={key}"]
+    needed = f"{interfaces}:{TRITON_KEY_HEADER}={key}"
+    return [f"--http-restricted-api={needed}", f"--grpc-restricted-protocol={needed}"]
 
 
 def shown_listening(server: ServerConfig) -> Listening:

@@ -18,7 +18,7 @@ from pipeline.server.companions import changing_state
 from pipeline.server.discovery import listed_s
 from pipeline.server.ports import LOOPBACK, OpenAIPorts
 from pipeline.server.service import Service
-from pipeline.server.state import GATEWAY, ServerState, gateway_state_path, reachable, service_dir
+from pipeline.server.state import GATEWAY, ServerState, gateway_state_path, of_this_version, reachable, service_dir
 from pipeline.server.watch import answers
 
 SPEC = "gateway.json"
@@ -98,8 +98,9 @@ def set_replicas(run_dir: Path, replicas: Sequence[ServerState]) -> None:
 
 
 def read_spec(run_dir: Path) -> GatewaySpec:
-    """Spec of the gateway of a run folder."""
-    return GatewaySpec.model_validate_json(spec_path(run_dir).read_bytes())
+    """Spec of the gateway of a run folder. Raises ServerError if another version of this program wrote it."""
+    with of_this_version(path := spec_path(run_dir)):
+        return GatewaySpec.model_validate_json(path.read_bytes())
 
 
 def set_deployment(run_dir: Path, deployment: DeploymentSpec) -> None:

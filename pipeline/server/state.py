@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -154,6 +154,17 @@ def read_state(path: Path, kind: type[State]) -> State | None:
                 ) from None
         path.unlink(missing_ok=True)
         return None
+
+
+@contextmanager
+def of_this_version(path: Path) -> Iterator[None]:
+    """Raise ServerError if a file of a running server, which the block reads, has another format."""
+    try:
+        yield
+    except (TypeError, ValidationError) as error:
+        raise ServerError(
+            f"{path} was written by another version of this program. Run `lookahead stop`, then `lookahead serve`."
+        ) from error
 
 
 def is_ready(state: ServerState) -> bool:

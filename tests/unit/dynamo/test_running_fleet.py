@@ -66,6 +66,15 @@ def test_a_switch_stays_in_its_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (found.host, found.http_port, found.grpc_port, found.metrics_port) == (STATE.host, 1, 2, 3)
 
 
+@pytest.mark.parametrize("change", [{"older": 1}, {"command": ["python", "{}"]}])
+def test_a_server_of_another_version_is_not_switched(change: dict[str, object], tmp_path: Path) -> None:
+    with fleet(tmp_path, FIRST):
+        path = service_dir(tmp_path, "worker-1") / "guard.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+        with pytest.raises(ServerError, match=r"was written by another version .*`lookahead stop`, then"):
+            kept(tmp_path)
+
+
 def test_a_machine_that_has_joined_can_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FILE_KV, "/shared")
     with fleet(tmp_path, ALONE):

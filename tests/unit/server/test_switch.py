@@ -181,6 +181,10 @@ def test_the_running_server_has_the_keys_of_its_gateway(tmp_path, monkeypatch):
         spec_path(tmp_path).write_text(spec_of(KEY).model_dump_json())
         assert running_served(folders(), tmp_path).resolved.profile.server.api_keys == (KEY,)
 
+        spec_path(tmp_path).write_text("{}")
+        with pytest.raises(ServerError, match=r"gateway\.json was written by another version .*`lookahead stop`, then"):
+            running_served(folders(), tmp_path)
+
 
 def test_the_model_stays_as_it_is_served_overrides_included(tmp_path):
     before = serve_of(tmp_path, "latency", "good")
