@@ -31,7 +31,6 @@ from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.companions import load_state
 from pipeline.server.gateway import deployment_spec, end_gateway_with, read_spec, set_deployment, spec_path
 from pipeline.server.guard import DRAIN_SECONDS
-from pipeline.server.ports import LOOPBACK
 from pipeline.server.run_folders import free_dir, locked, serving_dir, set_serving
 from pipeline.server.service import find_service
 from pipeline.server.startup import PreparedServer, fits_beside
@@ -95,8 +94,7 @@ def obstacle(after: PreparedServer, folder: Path) -> str | None:
     if find_service(folder, GATEWAY) is None:
         return "there is no gateway (server.gateway.enabled), which would send requests to the new server"
     spec = read_spec(folder)
-    metrics_host = LOOPBACK if server.side_channel_safe else server.host
-    if (spec.config, spec.api_keys, spec.metrics_host) != (server.gateway, server.api_keys, metrics_host):
+    if (spec.config, spec.api_keys, spec.metrics_host) != (server.gateway, server.api_keys, server.metrics_host):
         return "the gateway has other settings under the new profile (server.gateway, api_keys, side_channel_safe)"
     if not fits_beside(after, max(1, server.replicas)):
         return "the memory does not hold the old and the new server together"

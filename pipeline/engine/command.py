@@ -18,10 +18,9 @@ class Ports(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Addresses of tritonserver. host: of HTTP and gRPC. key: API key of its interfaces, if any."""
+    """Addresses of tritonserver. key: API key of its interfaces, if any."""
 
     host: str
-    metrics_host: str
     ports: Ports
     key: str | None = None
 

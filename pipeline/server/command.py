@@ -70,10 +70,9 @@ def single_process(
 
 def listening_words(listening: Listening) -> list[str]:
     """Options of tritonserver for addresses, ports and the access key."""
-    hosts = (listening.host, listening.host, listening.metrics_host)
     words = []
-    for name, host, port in zip(("http", "grpc", "metrics"), hosts, listening.ports, strict=True):
-        words += [f"--{name}-address={host}", f"--{name}-port={port}"]
+    for name, port in listening.ports._asdict().items():
+        words += [f"--{name}-address={listening.host}", f"--{name}-port={port}"]
     return [*words, *restricting_words(listening.key)]
 
 

@@ -42,7 +42,7 @@ def gateway_service(
         host=server.host,
         http_port=public.http,
         grpc_port=public.grpc,
-        metrics_host=LOOPBACK if server.side_channel_safe else server.host,
+        metrics_host=server.metrics_host,
         metrics_port=public.metrics,
         openai_port=None if openai is None else openai.public,
         deployment=deployment_spec(resolved, repository, [triton], front_end),
@@ -117,8 +117,7 @@ def end_gateway_with(run_dir: Path, server_ids: Sequence[str]) -> None:
 
 def triton_spec(triton: Listening) -> TritonSpec:
     """Addresses of a Triton server for requests of this machine. triton: where it listens."""
-    http, grpc = (f"{reachable(triton.host)}:{port}" for port in (triton.ports.http, triton.ports.grpc))
-    metrics = f"{reachable(triton.metrics_host)}:{triton.ports.metrics}"
+    http, grpc, metrics = (f"{reachable(triton.host)}:{port}" for port in triton.ports)
     return TritonSpec(http=http, grpc=grpc, metrics=metrics, key=triton.key or "")
 
 

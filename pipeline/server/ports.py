@@ -51,9 +51,7 @@ def choose_ports(server: ServerConfig, with_openai: bool = False) -> tuple[Ports
 
 def listening_of(server: ServerConfig, ports: Ports, key: str | None) -> Listening:
     """Triton's addresses for a server section. ports: Triton's ports. key: Triton's access key behind a gateway."""
-    if server.gateway.enabled:
-        return Listening(LOOPBACK, LOOPBACK, ports, key)
-    return Listening(server.host, LOOPBACK if server.side_channel_safe else server.host, ports, key)
+    return Listening(LOOPBACK if server.gateway.enabled else server.host, ports, key)
 
 
 def bind_ports(host: str, asked: Mapping[str, int]) -> dict[str, int]:

@@ -226,6 +226,7 @@ def _begin(
         started=time.time(),
         clean_up=tuple(command.clean_up),
         replicas=server.replicas if server.openai else 0,
+        side_channel_safe=server.side_channel_safe,
         gateway_id="" if gateway is None else gateway.state.server_id,
         triton=triton,
     )

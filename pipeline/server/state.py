@@ -50,6 +50,7 @@ class ServerState(GuardedState):
     clean_up: tuple[str, ...] = Field((), description="Command that removes its container, if it runs in one.")
     gateway_id: str = Field("", description="Mark of the processes of its gateway; empty without a gateway.")
     replicas: int = Field(0, description="Number of servers that its fleet has started; 0 without an OpenAI API.")
+    side_channel_safe: bool = Field(False, description="Whether only this machine can read its metrics.")
     triton: TritonSpec = Field(description="Triton's own addresses, for processes of this machine.")
 
     @property
@@ -67,7 +68,7 @@ class ServerState(GuardedState):
 
     @property
     def metrics_url(self) -> str:
-        return f"http://{reachable(self.host)}:{self.metrics_port}/metrics"
+        return f"http://{LOOPBACK if self.side_channel_safe else reachable(self.host)}:{self.metrics_port}/metrics"
 
 
 def reachable(host: str) -> str:

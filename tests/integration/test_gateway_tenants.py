@@ -11,6 +11,7 @@ import pytest
 from pipeline.errors import ServerError
 from pipeline.repository.names import ENSEMBLE
 from pipeline.server.client import TextQuery, complete, stream_text
+from pipeline.server.metrics import read_metrics
 from pipeline.server.server import RunningServer
 from pipeline.server.state import is_ready
 from tests.integration.gateway_requests import url_of, works
@@ -41,7 +42,7 @@ def tenants(tmp_path_factory) -> Iterator[RunningServer]:
     keys = with_keys(max_concurrent_requests=2, max_tokens_per_minute=100_000)
     # All drafts are sent, whether they pay or not.
     settings = "server.gateway.inner_models=false", "server.side_channel_safe=true", "drafting.planner=fixed"
-    tenants = prepared(where, *settings, keys)
+    tenants = prepared(where, *settings, "server.host=127.0.0.2", keys)
     with running(tenants, where, tmp_path_factory.mktemp("run")) as server:
         yield server
 
@@ -58,6 +59,14 @@ def test_without_a_key_there_is_nothing_by_http_or_grpc(tenants):
 def ask_as(server: RunningServer, key: str, **fields: object) -> httpx.Response:
     body = {"text_input": PROMPT, "max_tokens": 24, "strategy": "trie"} | fields
     return httpx.post(url_of(server), json=body, headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S)
+
+
+def test_metrics_are_at_the_loopback_device_only(tenants):
+    state = tenants.state
+    assert state.metrics_url.startswith("http://127.0.0.1:")
+    assert "lookahead_requests_total" in read_metrics(state.metrics_url)
+    with pytest.raises(ServerError, match="cannot be read"):
+        read_metrics(state.metrics_url.replace("127.0.0.1", state.host))
 
 
 def test_a_tenant_gets_the_id_back_that_it_chose(tenants):

@@ -208,8 +208,7 @@ def _options(
         yield from ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false")
         yield from (f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(max(len(gpus()), context.world_size)))
     yield from ports
-    yield from (f"--{name}-address={listening.host}" for name in ("grpc", "http"))
-    yield f"--metrics-address={listening.metrics_host}"
+    yield from (f"--{name}-address={listening.host}" for name in ("grpc", "http", "metrics"))
     yield from restricting_words(listening.key)
     yield "--disable-auto-complete-config"
     yield f"--backend-config=python,shm-region-prefix-name={server_id}{rank}_"

@@ -166,6 +166,11 @@ class ServerConfig(Frozen):
     )
     json_logs: bool = Field(False, description="Logs of gateway, front end and workers as JSON lines.")
 
+    @property
+    def metrics_host(self) -> str:
+        """Address of the metrics port."""
+        return "127.0.0.1" if self.side_channel_safe else self.host
+
     @field_validator("api_keys")
     @classmethod
     def _keys_and_tenants_differ(cls, keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:

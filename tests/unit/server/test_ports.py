@@ -10,6 +10,7 @@ import pytest
 from pipeline.config.schema import GatewayConfig
 from pipeline.errors import ServerError
 from pipeline.server.ports import choose_ports
+from tests.server_states import state_of
 from tests.unit.server.fake_server import FREE
 
 
@@ -57,16 +58,19 @@ def test_behind_a_gateway_triton_listens_on_other_ports_of_the_loopback_device_a
     (ports, listening, _), (_, other, _) = choose_ports(config), choose_ports(config)
 
     assert len({*ports, *listening.ports}) == 6
-    assert (listening.host, listening.metrics_host) == ("127.0.0.1", "127.0.0.1")
+    assert listening.host == "127.0.0.1"
     assert listening.key
     assert listening.key != other.key
 
 
 @pytest.mark.parametrize("safe", [False, True])
 def test_metrics_are_for_this_machine_only_where_side_channels_are_closed(safe):
-    config = FREE.model_copy(update={"host": "0.0.0.0", "side_channel_safe": safe})
+    """`status` asked for them at the other address, and failed."""
+    config = FREE.model_copy(update={"host": "192.0.2.1", "side_channel_safe": safe})
+    host = "127.0.0.1" if safe else "192.0.2.1"
 
-    assert choose_ports(config)[1].metrics_host == ("127.0.0.1" if safe else "0.0.0.0")
+    assert config.metrics_host == host
+    assert state_of(host=config.host, side_channel_safe=safe).metrics_url == f"http://{host}:3/metrics"
 
 
 def test_a_host_that_is_not_this_machine_is_refused_as_such():

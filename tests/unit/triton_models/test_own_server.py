@@ -33,7 +33,7 @@ def test_options_of_tritonserver(words, address):
 
 
 def test_our_servers_and_nvidias_launcher_are_found():
-    listening = Listening(host="127.0.0.2", metrics_host="127.0.0.1", ports=Ports(1, 2, 3), key="k" * 8)
+    listening = Listening(host="127.0.0.2", ports=Ports(1, 2, 3), key="k" * 8)
     address = GrpcAddress("127.0.0.2:2", {"triton-grpc-protocol-lookahead-key": "k" * 8})
     assert address_of(listening_words(listening)) == address
     words = launch_words(trt_context(), "tritonserver", False, Path("/m"), listening, "la0", None)
