@@ -226,14 +226,14 @@ def switch(
     from pipeline.dynamo.running_fleet import as_running
     from pipeline.server.run_folders import base_dir, run_dir
     from pipeline.server.startup import prepare
-    from pipeline.server.switch import require_other, resolve_other, running_served
+    from pipeline.server.switch import check_switch, resolve_other, running_served
 
     where = folders()
     folder = run_dir(where)
     before = as_running(running_served(where, folder), folder)
     resolved = resolve_other(before, profile, tuple(overrides or ()), where, model, output.note)
     note_if_open(resolved.profile.server.model_copy(update={"host": before.resolved.profile.server.host}))
-    require_other(before, resolved)
+    check_switch(before, resolved, where)
     with output.working(f"preparing {resolved.profile.name}") as note, naming_full_disk(folder):
         after = as_running(prepare(resolved, where, note=note), folder)
         started = time.monotonic()

@@ -18,7 +18,7 @@ from pipeline.config.folders import Folders
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import artifact_dir, load_artifact
-from pipeline.engine.backend import Note
+from pipeline.engine.backend import Note, backend_of
 from pipeline.errors import ServerError
 from pipeline.repository.render import check_repository
 from pipeline.server.gateway import read_spec
@@ -69,13 +69,15 @@ def resolve_other(
     return resolve_config(model or old.model, profile, (*kept, *overrides), where=folders)
 
 
-def require_other(before: PreparedServer, after: ResolvedConfig) -> None:
-    """Raise ServerError if a switch would replace the files needed to restore the old profile."""
+def check_switch(before: PreparedServer, after: ResolvedConfig, folders: Folders) -> None:
+    """Raise ServerError if a switch would replace the files needed to restore the old profile, or if this machine
+    cannot serve the new one. To be called before an engine is built."""
     if (before.resolved.model.name, before.resolved.profile.name) == (after.model.name, after.profile.name):
         raise ServerError(
             f"The server already serves {after.model.name} ({after.profile.name}). To change settings of the same "
             "profile, run `lookahead stop` and start it again."
         )
+    backend_of(after.backend).check_start(after, folders)
 
 
 def switch_server(

@@ -18,7 +18,7 @@ from pipeline.server.client import Completion, TextQuery, complete
 from pipeline.server.server import RunningServer, stop_server
 from pipeline.server.startup import PreparedServer, launch, prepare
 from pipeline.server.state import ServerState, find_server, is_ready
-from pipeline.server.switch import require_other, resolve_other, running_served, switch_server
+from pipeline.server.switch import check_switch, resolve_other, running_served, switch_server
 from tests.integration.servers import prepared
 from tests.own_folders import own_folders
 from tests.patience import PATIENCE_S
@@ -49,7 +49,7 @@ def running(folder: Path) -> ServerState:
 def other_profile(where: Folders, folder: Path, profile: str) -> tuple[PreparedServer, PreparedServer]:
     before = as_running(running_served(where, folder), folder)
     resolved = resolve_other(before, profile, (FIXED,), where)
-    require_other(before, resolved)
+    check_switch(before, resolved, where)
     return before, as_running(prepare(resolved, where), folder)
 
 

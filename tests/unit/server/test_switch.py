@@ -22,7 +22,7 @@ from pipeline.server.installation import VARIABLE
 from pipeline.server.server import RunningServer, stop_server
 from pipeline.server.startup import PreparedServer, launch
 from pipeline.server.state import GATEWAY, ServerState, find_server
-from pipeline.server.switch import require_other, resolve_other, running_served, switch_server
+from pipeline.server.switch import check_switch, resolve_other, running_served, switch_server
 from tests.server_states import guarded
 from tests.servers import BARE, FREE_PORTS
 from tests.unit.gateway.gateways import spec_of
@@ -193,7 +193,15 @@ def test_the_model_stays_as_it_is_served_overrides_included(tmp_path):
     assert (other.backend, other.device) == ("torch", "cpu")
     assert other.profile.name == "throughput"
     assert other.profile.engine.max_batch_size == 3
-    require_other(before, other)
+    check_switch(before, other, folders())
     same = resolve_other(before, "latency", (), folders())
     with pytest.raises(ServerError, match="The server already serves"):
-        require_other(before, same)
+        check_switch(before, same, folders())
+
+
+def test_a_backend_that_cannot_serve_here_is_refused_before_the_old_server_stops(tmp_path, monkeypatch):
+    before = serve_of(tmp_path, "latency", "good")
+    other = resolve_other(before, "throughput", (), folders())
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "nowhere"))
+    with pytest.raises(ServerError, match=f"{VARIABLE} is .*nowhere"):
+        check_switch(before, other, folders())
