@@ -10,6 +10,7 @@ import typer
 from pipeline.cli import options as shared
 from pipeline.cli import output
 from pipeline.config.folders import folders
+from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from pipeline.bench.load import LoadResult
@@ -62,8 +63,8 @@ def load(
     target = url or require_server(run_dir(folders()), takes_url=True).grpc_url
     shared.check_url(target, allow_remote)
     names: list[str | None] = [None] if strategies is None else [*shared.words("--strategies", strategies)]
-    for name in filter(None, names):
-        shared.one_of("--strategies", name, STRATEGIES)
+    if unknown := [name for name in names if name not in (None, *STRATEGIES)]:
+        raise UserError(f"There is no strategy {unknown[0]!r}; --strategies takes {', '.join(STRATEGIES)}.")
     sampling = SamplingParams(temperature=temperature, seed=seed)
     queries = [query_of(row.first_prompt(raw), max_new_tokens, name, sampling) for row in rows for name in names]
     plan = LoadPlan(concurrency, duration, max_requests, rate)

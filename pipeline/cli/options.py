@@ -215,9 +215,3 @@ def _number(word: str) -> int:
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def one_of(option: str, word: str, known: tuple[str, ...]) -> None:
-    """Raise UserError if the word is not among the known ones."""
-    if word not in known:
-        raise UserError(f"{option} is {word!r}; it must be {' or '.join(known)}.")

@@ -65,7 +65,7 @@ def test_a_load_of_an_unknown_strategy_is_refused(
 ) -> None:
     monkeypatch.setattr("pipeline.bench.contenders.remote.check_address", lambda *arguments: None)
     assert exit_code("load", "--url", "127.0.0.1:1", "--strategies", "trie,magic") == 2
-    assert "--strategies is 'magic'; it must be none or" in capsys.readouterr().err
+    assert "There is no strategy 'magic'; --strategies takes none, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
