@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PROFILE = "latency"
-# Largest draft tree that can be measured: the largest for which an engine can be built.
-MOST_DRAFT_TOKENS = 2048
 # Limit of requests in flight: each has a thread in this process.
 MOST_REQUESTS = 1024
 
@@ -92,12 +90,6 @@ Data = Annotated[
         "per line; default: twelve built-in ones.",
         parser=input_path,
         metavar="<path>",
-    ),
-]
-Outputs = Annotated[
-    Path,
-    typer.Option(
-        "--outputs", help="Recorded outputs: JSON Lines of {prompt_ids, output_ids, task}, or a `bench --json` file."
     ),
 ]
 Strategies = Annotated[

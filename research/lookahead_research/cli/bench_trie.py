@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lookahead_research.cli.options import MOST_DRAFT_TOKENS
 from pipeline.cli import output
-from pipeline.cli.options import MOST_DRAFT_TOKENS, numbers, output_file, words
+from pipeline.cli.options import numbers, output_file, words
 from pipeline.cli.trie import BranchLength, MaxMib, Tokenizer, encoder, new_trie
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def bench_trie(
     sizes: Annotated[str, typer.Option("--sizes", help="Numbers of inserted tokens, such as 1e5,1e6,1e7.")] = "1e5,1e6",
     nodes: Annotated[int, typer.Option("--nodes", help="Nodes of a draft tree.", min=1, max=MOST_DRAFT_TOKENS)] = 64,
     branch_length: BranchLength = 12,
-    max_mib: MaxMib = 64.0,
+    max_mib: MaxMib = 128.0,
     queries: Annotated[int, typer.Option("--queries", help="Draft trees retrieved at each size.", min=1)] = 2000,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the synthetic stream.", min=0)] = 0,
     peers: Annotated[str, typer.Option("--peers", help="Further draft sources: prompt-lookup (of transformers).")] = "",

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lookahead_research.cli.options import Outputs
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_PROFILE, Outputs, Profile, Set, limit_to, numbers, output_folder, resolve
+from pipeline.cli.options import DEFAULT_PROFILE, Profile, Set, limit_to, numbers, output_folder, resolve
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from lookahead_research.cli.options import MOST_DRAFT_TOKENS, Outputs
 from pipeline.cli import options as shared
 from pipeline.cli import output
 
 
 def record(
-    outputs: shared.Outputs,
+    outputs: Outputs,
     out: Annotated[Path, typer.Option("--out", help="Output file of rows. An existing file is extended.")],
     model: shared.Model = shared.DEFAULT_MODEL,
     profile: shared.Profile = shared.DEFAULT_PROFILE,
@@ -31,7 +32,7 @@ def record(
     from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS
     from pipeline.engine.first_rows import load_first_rows
 
-    budgets = shared.numbers("--budget", budget, shared.MOST_DRAFT_TOKENS)
+    budgets = shared.numbers("--budget", budget, MOST_DRAFT_TOKENS)
     require_writable(out, outputs)
     rows = load_replay_rows(outputs)[:limit]
     texts = [row.text for row in rows]

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lookahead_research.cli.options import MOST_DRAFT_TOKENS, Outputs
 from pipeline.cli import output
-from pipeline.cli.options import MOST_DRAFT_TOKENS, Outputs, limit_to, numbers, output_file, words
+from pipeline.cli.options import limit_to, numbers, output_file, words
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from lookahead_research.cli.options import MOST_DRAFT_TOKENS, Outputs
 from pipeline.cli import output
-from pipeline.cli.options import MOST_DRAFT_TOKENS, Outputs, limit_to, numbers
+from pipeline.cli.options import limit_to, numbers
 
 
 def step_time(
