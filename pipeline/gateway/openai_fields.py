@@ -18,6 +18,7 @@ allowed_token_ids, bad_words_token_ids, guided_whitespace_pattern, a detokenize 
 parts other than text, top_logprobs without logprobs
                                            refused: front end or worker ignore them
 a message without parts                    refused: the front end fails with status 500
+a part of type refusal                     becomes a text: chat templates cannot read it
 stream_options without include_usage       completed: the front end requires it
 top_logprobs of 0                          removed: the front end would return no log probabilities at all
 nvext.greed_sampling                       becomes a temperature of 0: the front end drops the temperature, and the
@@ -81,6 +82,8 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
     _refuse_unsupported(sent)
     if isinstance(sent.get("stream_options"), Mapping):
         sent["stream_options"] = {"include_usage": False} | sent["stream_options"]
+    if endpoint == "chat" and "messages" in sent:
+        sent["messages"] = [_with_text_parts(message) for message in sent["messages"]]
     _limit_tools(sent)
     options: dict[str, str] = {STRATEGY: sent.pop(STRATEGY)} if STRATEGY in sent else {}
     options |= _prediction(sent)
@@ -152,6 +155,19 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
             if isinstance(part, Mapping) and part.get("type") not in ("text", "refusal"):
                 kind = str(part.get("type"))[:40]
                 raise RequestError(f"messages[{number}].content has a part of type {kind!r}; this model reads text")
+
+
+def _with_text_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with its refusals as texts."""
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return message
+    texts = [{"type": "text", "text": part.get("refusal")} if _is_refusal(part) else part for part in parts]
+    return {**message, "content": texts}
+
+
+def _is_refusal(part: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(part, Mapping) and part.get("type") == "refusal"
 
 
 def _limit_tools(sent: dict[str, Any]) -> None:

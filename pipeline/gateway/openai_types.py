@@ -14,6 +14,7 @@ _Word = Annotated[str, Field(min_length=1)]
 # The front end holds token ids and counts in 32 bits.
 _LARGEST = (1 << 32) - 1
 _Unsigned = Annotated[int, Field(ge=0, le=_LARGEST)]
+_Positive = Annotated[int, Field(ge=1, le=_LARGEST)]
 # Of half a million wrong items pydantic would report each, for seconds.
 _Words = Annotated[list[_Word], Field(fail_fast=True)]
 _Ids = Annotated[list[_Unsigned], Field(fail_fast=True)]
@@ -23,17 +24,19 @@ _Expected = tuple[TypeAdapter[Any], str]
 _SWITCH: _Expected = TypeAdapter(bool), "true or false"
 _NUMBERS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty")
 _WHOLE = ("seed", "top_k", "num_draft_tokens")
-_COUNTS = ("max_tokens", "max_completion_tokens", "min_tokens", "top_logprobs")
+_LIMITS = ("max_tokens", "max_completion_tokens")
+_COUNTS = ("min_tokens", "top_logprobs")
 _EXPECTED: dict[str, _Expected] = {
     **dict.fromkeys(_NUMBERS, (TypeAdapter(float), "a number")),
     **dict.fromkeys(_WHOLE, (TypeAdapter(int), "a whole number")),
+    **dict.fromkeys(_LIMITS, (TypeAdapter(_Positive), f"a whole number in 1 .. {_LARGEST}")),
     **dict.fromkeys(_COUNTS, (TypeAdapter(_Unsigned), f"a whole number in 0 .. {_LARGEST}")),
     **dict.fromkeys(("stream", "ignore_eos", "parallel_tool_calls"), _SWITCH),
     **dict.fromkeys(("strategy", "guided_regex", "guided_grammar"), (TypeAdapter(str), "a text")),
     "stop": (TypeAdapter(_Word | _Words), "a text or a list of texts, none of them empty"),
     "stop_token_ids": (TypeAdapter(_Ids), "a list of token ids"),
     "logit_bias": (TypeAdapter(dict[str, Any]), "an object from token ids to numbers"),
-    "guided_choice": (TypeAdapter(Annotated[list[str], Field(min_length=1, fail_fast=True)]), "a list of texts"),
+    "guided_choice": (TypeAdapter(Annotated[list[str], Field(min_length=1, fail_fast=True)]), "a list of at least one text"),
 }
 _OF_ENDPOINT: dict[str, dict[str, _Expected]] = {
     "chat": {"logprobs": _SWITCH},

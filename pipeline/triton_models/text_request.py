@@ -228,7 +228,7 @@ def _input_ids(codec: TextCodec, tensors: Tensors) -> IntArray:
     ids = token_ids(tensors, "input_ids")
     if not len(ids):
         raise RequestError("input_ids is empty; send at least one token")
-    require_tokens(ids, codec.vocab_size, "input_ids")
+    require_tokens(ids, codec.vocab_size, "the prompt")
     return ids
 
 
@@ -242,9 +242,9 @@ def _with_logit_bias(codec: TextCodec, tensors: Tensors, bias: FloatArray | None
         )
     if not len(ids):
         return bias
-    require_tokens(ids, codec.vocab_size, "logit_bias_ids")
+    require_tokens(ids, codec.vocab_size, "the logit bias")
     if not np.isfinite(values).all():
-        raise RequestError("logit_bias_values holds a number that is not finite; send finite numbers of 32 bits")
+        raise RequestError("the logit bias holds a number that is not finite; send finite numbers of 32 bits")
     bias = np.zeros(codec.vocab_size, np.float32) if bias is None else bias
     np.add.at(bias, ids, values)
     return bias

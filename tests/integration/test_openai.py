@@ -170,7 +170,7 @@ def test_a_wrong_request_gets_the_reason(client, wrong, sentence):
 @pytest.mark.parametrize("stream", [False, True])
 def test_completions_and_streams_get_the_reason_too(client, stream):
     wrong: dict[str, Any] = {"model": MODEL, "stream": stream, "logit_bias": {"999999": 1}}
-    sentence = "logit_bias_ids holds token 999999 at position 0, which lies outside the vocabulary"
+    sentence = "the logit bias holds token 999999 at position 0, which lies outside the vocabulary"
     with pytest.raises(openai.BadRequestError, match="must be between 0 and 5, got 6"):
         client.completions.create(model=MODEL, prompt="a", stream=stream, logprobs=6)
     with pytest.raises(openai.BadRequestError, match=sentence):

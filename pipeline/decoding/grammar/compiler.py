@@ -137,7 +137,7 @@ class Compiler:
             compiled = _Compiled(grammar, self._new(grammar))
             fault = _fault_of(compiled.template)
         if fault:
-            raise RequestError(f"the guide of type {guide.kind} cannot be used: {_first_line(fault)}")
+            raise RequestError(f"the guide of type {guide.kind} cannot be used: {_short(fault)}")
         return compiled
 
     def _new(self, grammar: str) -> LLMatcher:
@@ -176,7 +176,9 @@ def _fault_of(template: LLMatcher) -> str:
     return template.get_error() if template.is_error() else ""
 
 
-def _first_line(message: str) -> str:
-    """The first line of the compiler's message, shortened; the grammar's text follows it."""
-    line = next((line.strip() for line in message.splitlines() if line.strip()), message)
+def _short(message: str) -> str:
+    """The first line of the compiler's message, shortened; the grammar's text follows it. For a regular expression also
+    the reason, which follows its text."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or [message]
+    line = lines[0] + next((line.removeprefix("error:") for line in lines if line.startswith("error: ")), "")
     return line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}..."

@@ -183,6 +183,17 @@ def test_a_refusal_can_come_back_unless_tools_hide_it():
     ]
 
 
+def test_parts_with_a_refusal_become_texts():
+    parts = [{"type": "text", "text": "So:"}, {"type": "refusal", "refusal": "no"}]
+    messages = [*BODY["messages"], {"role": "assistant", "content": parts}]
+    sent = for_front_end(BODY | {"messages": messages}, "chat", None)
+
+    assert sent["messages"] == [
+        *BODY["messages"],
+        {"role": "assistant", "content": [{"type": "text", "text": "So:"}, {"type": "text", "text": "no"}]},
+    ]
+
+
 def test_tools_stay_and_have_a_guide():
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     sent = for_front_end(BODY | {"tools": tools, "tool_choice": "required"}, "chat", None)

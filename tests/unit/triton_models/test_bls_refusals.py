@@ -71,14 +71,14 @@ from tests.unit.triton_models.test_bls import (
         ({"logit_bias_ids": [1, 2], "logit_bias_values": [1.0]}, "2 tokens, .* 1 values; send one value"),
         (
             {"logit_bias_ids": [99], "logit_bias_values": [1.0]},
-            r"logit_bias_ids holds token 99 at position \d, which lies outside the vocabulary 0 \.\. 23",
+            r"the logit bias holds token 99 at position \d, which lies outside the vocabulary 0 \.\. 23",
         ),
-        ({"logit_bias_ids": [1], "logit_bias_values": [float("nan")]}, "logit_bias_values holds a number"),
+        ({"logit_bias_ids": [1], "logit_bias_values": [float("nan")]}, "the logit bias holds a number"),
         ({"prompt_ignore_length": -1}, "prompt_ignore_length is -1"),
         ({"input_ids": [1, 2]}, "input_ids was sent beside a text"),
         (
             {"text": "", "input_ids": [1, 99]},
-            r"input_ids holds token 99 at position 1, which lies outside the vocabulary 0 \.\. 23",
+            r"the prompt holds token 99 at position 1, which lies outside the vocabulary 0 \.\. 23",
         ),
         ({"num_resumed_tokens": 1}, "num_resumed_tokens was sent without input_ids"),
         (
