@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.decoding.tree import BoolArray, DraftTree, FloatArray, IntArray
+from pipeline.decoding.compiled import Plain, compiled
+from pipeline.decoding.tree import BoolArray, DraftTree, FloatArray, IntArray, read_only
 
 # Conditional probability of nodes that a source gives no estimate for.
 UNKNOWN_PROBABILITY = 0.67
+NO_PROBABILITIES: FloatArray = np.empty(0, np.float32)
 
 
 class Proposals(NamedTuple):
@@ -30,27 +32,50 @@ class Proposals(NamedTuple):
 
 def joined_proposals(trees: Sequence[tuple[int, DraftTree]]) -> Proposals:
     """Concatenate trees, each given with the index of its source."""
-    parts = [Proposals._make(np.empty(0, kind) for kind in (np.int32, np.int32, np.float32, np.int32, np.bool_))]
+    total = sum(len(tree) for _, tree in trees)
+    joined = Proposals(
+        np.empty(total, np.int32),
+        np.empty(total, np.int32),
+        np.empty(total, np.float32),
+        np.empty(total, np.int32),
+        np.empty(total, np.bool_),
+    )
     start = 0
     for index, tree in trees:
-        parts.append(
-            Proposals(
-                tree.token_ids.astype(np.int32),
-                np.where(tree.parents < 0, -1, tree.parents + start).astype(np.int32),
-                _conditionals(tree),
-                np.full(len(tree), index, np.int32),
-                np.arange(len(tree)) < tree.num_fixed,
-            )
+        probabilities = NO_PROBABILITIES if tree.probabilities is None else tree.probabilities
+        _append(
+            tuple(joined),
+            start,
+            index,
+            read_only(np.ascontiguousarray(tree.token_ids, np.int32)),
+            read_only(np.ascontiguousarray(tree.parents, np.int32)),
+            read_only(np.ascontiguousarray(probabilities, np.float32)),
+            tree.num_fixed,
         )
         start += len(tree)
-    return Proposals._make(map(np.concatenate, zip(*parts, strict=True)))
+    return joined
 
 
-def _conditionals(tree: DraftTree) -> FloatArray:
-    """[n] probability of each node given its parent."""
-    if tree.probabilities is None:
-        return np.full(len(tree), UNKNOWN_PROBABILITY, np.float32)
-    paths = tree.probabilities.astype(np.float64)
-    above = np.where(tree.parents < 0, 1.0, np.maximum(paths[tree.parents], 1e-30))
-    conditionals: FloatArray = np.clip(paths / above, 1e-4, 1.0).astype(np.float32)
-    return conditionals
+@compiled
+def _append(
+    joined: Plain,
+    start: int,
+    channel: int,
+    token_ids: IntArray,
+    parents: IntArray,
+    probabilities: FloatArray,
+    num_fixed: int,
+) -> None:
+    """Write a tree into the proposals from index `start` on. probabilities: [n] of paths, or empty if unknown."""
+    proposals = Proposals(*joined)
+    for node in range(len(token_ids)):
+        above = parents[node]
+        conditional = UNKNOWN_PROBABILITY
+        if len(probabilities):
+            path_above = max(probabilities[above], 1e-30) if above >= 0 else 1.0
+            conditional = min(max(probabilities[node] / path_above, 1e-4), 1.0)
+        proposals.token_ids[start + node] = token_ids[node]
+        proposals.parents[start + node] = above + start if above >= 0 else -1
+        proposals.conditionals[start + node] = conditional
+        proposals.channels[start + node] = channel
+        proposals.fixed[start + node] = node < num_fixed
