@@ -36,7 +36,10 @@ _EXPECTED: dict[str, _Expected] = {
     "stop": (TypeAdapter(_Word | _Words), "a text or a list of texts, none of them empty"),
     "stop_token_ids": (TypeAdapter(_Ids), "a list of token ids"),
     "logit_bias": (TypeAdapter(dict[str, Any]), "an object from token ids to numbers"),
-    "guided_choice": (TypeAdapter(Annotated[list[str], Field(min_length=1, fail_fast=True)]), "a list of at least one text"),
+    "guided_choice": (
+        TypeAdapter(Annotated[list[str], Field(min_length=1, fail_fast=True)]),
+        "a list of at least one text",
+    ),
 }
 _OF_ENDPOINT: dict[str, dict[str, _Expected]] = {
     "chat": {"logprobs": _SWITCH},

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from pipeline.backends.tensorrt_llm import release_data
-from pipeline.config.bare_checkpoint import json_object
 from pipeline.config.folders import expanded
 from pipeline.config.schema import LocalCheckpoint, ModelConfig, ModelShape, RandomCheckpoint
-from pipeline.errors import ConfigError
 
 # Keys of config.json for each size, the most common one first.
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -35,10 +34,10 @@ def shape_of(model: ModelConfig) -> ModelShape | None:
             return shape_from_config(source.config, model.architecture)
         case LocalCheckpoint() as source:
             try:
-                config = json_object(expanded(source.path) / "config.json", ConfigError)
-            except ConfigError:
-                return None  # the fault is reported when the checkpoint is opened
-            return shape_from_config(config, model.architecture)
+                config = json.loads((expanded(source.path) / "config.json").read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError):
+                config = None  # the fault is reported when the checkpoint is opened
+            return shape_from_config(config, model.architecture) if isinstance(config, dict) else None
         case _:
             return None
 
