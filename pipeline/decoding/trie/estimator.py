@@ -42,7 +42,7 @@ class Estimator:
         self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, max_nodes: int, max_depth: int
     ) -> DraftTree:
         """Return the tree of the most likely continuations of context [len], with estimated path probabilities."""
-        pair, work = self.pair(own, shared, namespace), self.workspace(max_nodes + 1)
+        pair, work = self._pair(own, shared, namespace), self._workspace(max_nodes + 1)
         buffers = new_buffers(max_nodes)
         num = grow_draft_tree(
             pair,
@@ -58,16 +58,15 @@ class Estimator:
 
     def learn(self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, tokens: IntArray) -> None:
         """Learn from the tokens [n] that followed context [len]. Call it before they are inserted into the tries."""
-        pair, work = self.pair(own, shared, namespace), self.workspace(len(tokens))
+        pair, work = self._pair(own, shared, namespace), self._workspace(len(tokens))
         learn_tokens(pair, tuple(work), read_only(context), tokens, self.escape_counts, LEARNING_RATE)
 
-    def pair(self, own: Trie, shared: Trie | None, namespace: str) -> Plain:
+    def _pair(self, own: Trie, shared: Trie | None, namespace: str) -> Plain:
         """The tries as the kernels take them. Valid until one of them changes."""
-        if shared is None:
-            return tuple(own.arrays), tuple(self._nothing.arrays), own.root(), 0
+        shared = self._nothing if shared is None else shared
         return tuple(own.arrays), tuple(shared.arrays), own.root(), shared.root(namespace)
 
-    def workspace(self, num_rows: int) -> Workspace:
+    def _workspace(self, num_rows: int) -> Workspace:
         """A workspace of at least num_rows rows, reused between calls."""
         if num_rows > len(self._work.ends):
             self._work = new_workspace(num_rows, self._work.ends.shape[2])
