@@ -58,13 +58,12 @@ def save_trie(trie: Trie, path: str | Path) -> None:
 
 
 def load_trie(path: str | Path) -> Trie:
-    """Build a trie from a snapshot. Raises UserError as `read_snapshot`, or if the trie needs more or less memory than
-    possible."""
+    """Build a trie from a snapshot. Raises UserError as `read_snapshot`, and if its limits permit no trie."""
     snapshot = read_snapshot(path)
     try:
         trie = Trie(snapshot.branch_length, snapshot.max_bytes)
     except (ValueError, MemoryError) as error:
-        raise UserError(f"The trie {path} has an unexpected content: {error}. Build it again.") from error
+        raise UserError(f"The trie {path} has impossible limits: {error}. Build it again.") from error
     if snapshot.max_bytes is not None:
         trie.arrays.state["head"] = trie.arrays.state["oldest"] = snapshot.num_forgotten
     for name, tokens in snapshot.sequences:
