@@ -1,4 +1,5 @@
-"""Reads and writes whole files, at paths or URLs, reads named arrays, and the end of a log."""
+"""Reads and writes whole files, at paths or URLs, reads named arrays, and the end of a log. Guards import it, so it
+imports few modules."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import errno
 import fcntl
 import glob
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -148,7 +148,7 @@ def partial_path(path: Path) -> Path:
     """A hidden name beside path that no other writer uses. Raises OSError if path has no name, such as "." or ""."""
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    return path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
 
 
 def log_tail(path: Path, num_lines: int = 20) -> str:
@@ -157,6 +157,11 @@ def log_tail(path: Path, num_lines: int = 20) -> str:
     with suppress(FileNotFoundError):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:]
     return "\n".join([*lines, *about_full_disk(path.parent)])
+
+
+def end_of_log(path: Path) -> str:
+    """The last lines of a log under its path, for the end of a message."""
+    return f"End of {path}:\n{log_tail(path)}"
 
 
 def about_full_disk(folder: Path) -> list[str]:

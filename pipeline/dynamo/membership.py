@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
 from pipeline.checkpoint.hashing import file_sha256
 from pipeline.config.schema import ServerConfig
 from pipeline.dynamo.etcd import values_below
@@ -142,7 +140,7 @@ def _nearest(own: Membership, others: Sequence[Member]) -> tuple[Member, str]:
 def _members(cards: Iterable[bytes]) -> Iterator[Member]:
     for card in cards:
         # A card of another program has no membership, and a file may be incomplete.
-        with suppress(ValueError, KeyError, TypeError, ValidationError):
+        with suppress(ValueError, KeyError, TypeError):
             found: Any = json.loads(card)["card_json"]
             data, address = found["runtime_config"]["runtime_data"], found["model_info"]["hf_config_json"]["path"]
             host = urlsplit(address).hostname or "an unknown address"

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.files import write_whole
 from pipeline.server.processes import marked_processes
 
 # Time limit for killed processes to end.
@@ -31,7 +32,7 @@ def changing_state(path: Path) -> Iterator[dict[str, Any]]:
         before = dict(state)
         yield state
         if state and state != before:
-            _write(path, state)
+            write_whole(path, json.dumps(state, indent=2) + "\n", private=True)  # it may hold Triton's key
     finally:
         os.close(folder)
 
@@ -64,15 +65,3 @@ def kill_marked(server_id: str) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-
-
-def _write(path: Path, state: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    try:
-        partial.touch(mode=0o600)  # it may hold Triton's key
-        partial.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise

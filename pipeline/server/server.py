@@ -19,7 +19,7 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.backend import Note
 from pipeline.engine.command import MakeCommand
 from pipeline.errors import ServerError
-from pipeline.files import log_tail, try_lock, write_whole
+from pipeline.files import end_of_log, try_lock, write_whole
 from pipeline.server.failure import cannot_listen, explain_failure, transient_failure
 from pipeline.server.gateway import gateway_service, triton_spec
 from pipeline.server.guard import DRAIN_SECONDS, READY_FILE, GuardSpec, owner, release_guard, start_guard, stop_guard
@@ -243,14 +243,11 @@ def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> No
         if has_ended or cannot_listen(server.log_path):
             raise ServerError(explain_failure(server.log_path))
         if server.gateway is not None and has_gateway_ended:
-            raise ServerError(
-                f"The gateway ended before the server was ready. End of {server.gateway.log_path}:\n"
-                + log_tail(server.gateway.log_path)
-            )
+            raise ServerError(f"The gateway ended before the server was ready. {end_of_log(server.gateway.log_path)}")
         if time.monotonic() > deadline:
             raise ServerError(
-                f"The server was not ready after {timeout_s:.0f} s (server.startup_timeout_s). End of "
-                f"{server.log_path}:\n" + log_tail(server.log_path)
+                f"The server was not ready after {timeout_s:.0f} s (server.startup_timeout_s). "
+                + end_of_log(server.log_path)
             )
         time.sleep(0.1)
 

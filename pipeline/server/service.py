@@ -17,7 +17,7 @@ from pydantic import Field
 
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
-from pipeline.files import log_tail, write_whole
+from pipeline.files import end_of_log, write_whole
 from pipeline.server.guard import READY_FILE, GuardSpec, release_guard, start_guard, stop_guard
 from pipeline.server.log import LOG, keep_previous, was_stopped
 from pipeline.server.processes import MARK
@@ -157,15 +157,11 @@ def wait_until_ready(services: Iterable[RunningService], note: Note = lambda tex
             if running.poll() is not None:
                 if was_stopped(running.log_path):
                     raise ServerError(f"The service {service.name} was stopped before it was ready.")
-                raise ServerError(
-                    f"The service {service.name} ended before it was ready. End of {running.log_path}:\n"
-                    + log_tail(running.log_path)
-                )
+                end = end_of_log(running.log_path)
+                raise ServerError(f"The service {service.name} ended before it was ready. {end}")
             if time.monotonic() > deadline:
-                raise ServerError(
-                    f"The service {service.name} was not ready after {service.startup_timeout_s:.0f} s. End of "
-                    f"{running.log_path}:\n{log_tail(running.log_path)}"
-                )
+                end, limit_s = end_of_log(running.log_path), service.startup_timeout_s
+                raise ServerError(f"The service {service.name} was not ready after {limit_s:.0f} s. {end}")
             if time.monotonic() - noted > 5:
                 noted = time.monotonic()
                 note(f"waiting for {service.name}")

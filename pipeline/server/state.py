@@ -162,7 +162,7 @@ def of_this_version(path: Path) -> Iterator[None]:
     """Raise ServerError if a file of a running server, which the block reads, has another format."""
     try:
         yield
-    except (TypeError, ValidationError) as error:
+    except (TypeError, ValueError) as error:
         raise ServerError(
             f"{path} was written by another version of this program. Run `lookahead stop`, then `lookahead serve`."
         ) from error

@@ -16,7 +16,7 @@ from pipeline.backends.tensorrt_llm.release_data import LOADER_SWITCH, image_of
 from pipeline.config.folders import CODE, Folders
 from pipeline.engine.fingerprint import digest_of
 from pipeline.errors import ServerError
-from pipeline.files import log_tail
+from pipeline.files import end_of_log
 
 BUILD_LOG = "docker-build.log"
 # Environment variables that a stage must not inherit: the loader switch would change the converted weights.
@@ -80,8 +80,7 @@ def ensure_image(tag: str, home: Path, run_dir: Path) -> None:
         )
     if done.returncode != 0:
         raise ServerError(
-            f"The image {image} could not be built (docker build ended with code {done.returncode}). End of {log}:\n"
-            + log_tail(log)
+            f"The image {image} could not be built (docker build ended with code {done.returncode}). {end_of_log(log)}"
         )
 
 

@@ -29,7 +29,7 @@ from pipeline.checkpoint.tokenizer_files import make_portable
 from pipeline.config.schema import Dtype, ModelShape
 from pipeline.engine.backend import Note
 from pipeline.errors import BuildError, CheckpointError
-from pipeline.files import log_tail, write_whole
+from pipeline.files import end_of_log, write_whole
 from pipeline.server.leftovers import run_clean_up
 
 STAGE = "stage.json"
@@ -165,7 +165,7 @@ def _run(plan: Plan, stage: Stage, what: str, run: Run) -> None:
         raise
     if code != 0:
         raise BuildError(
-            f"The {what} failed with code {code} after {time.monotonic() - start:.0f} s. End of {log}:\n{log_tail(log)}"
+            f"The {what} failed with code {code} after {time.monotonic() - start:.0f} s. {end_of_log(log)}"
         )
 
 
