@@ -53,7 +53,7 @@ def candidates(resolved: ResolvedConfig) -> list[Candidate]:
 
 
 def with_candidate(resolved: ResolvedConfig, candidate: Candidate) -> ResolvedConfig:
-    """The config of a candidate, with the fixed planner, so that budgets are compared."""
+    """The config of a candidate, with the fixed planner, which uses the whole budget."""
     settings: dict[str, object] = {"planner": "fixed"}
     if candidate.max_draft_tokens is not None:
         settings["max_draft_tokens"] = candidate.max_draft_tokens

@@ -84,6 +84,9 @@ def serve(
         output.note("running requests finish first; a second signal ends them")
         # Exit code 0, also for supervisors such as systemd to which any other code is a failure.
         stop_fleet(run_dir(where), drain=True)
+    except KeyboardInterrupt:
+        output.note("stopping the server, which takes some seconds")
+        raise
     finally:
         if not background:
             fleet.stop()

@@ -177,7 +177,7 @@ def parse_overrides(texts: Sequence[str]) -> tuple[list[tuple[str, Any]], list[t
 
 
 def shown(path: Path) -> str:
-    """A path for messages: relative to the working folder if it is below."""
+    """A path for messages, relative if it is in the working folder."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except (ValueError, FileNotFoundError):  # not below the working folder, or that was removed

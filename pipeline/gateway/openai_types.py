@@ -17,6 +17,7 @@ _Unsigned = Annotated[int, Field(ge=0, le=_LARGEST)]
 _Positive = Annotated[int, Field(ge=1, le=_LARGEST)]
 # Of half a million wrong items pydantic would report each, for seconds.
 _Words = Annotated[list[_Word], Field(fail_fast=True)]
+_Choices = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 _Ids = Annotated[list[_Unsigned], Field(fail_fast=True)]
 _Prompt = str | Annotated[list[str], Field(fail_fast=True)] | _Ids | Annotated[list[_Ids], Field(fail_fast=True)]
 # Type of each field, and its description.
@@ -36,10 +37,7 @@ _EXPECTED: dict[str, _Expected] = {
     "stop": (TypeAdapter(_Word | _Words), "a text or a list of texts, none of them empty"),
     "stop_token_ids": (TypeAdapter(_Ids), "a list of token ids"),
     "logit_bias": (TypeAdapter(dict[str, Any]), "an object from token ids to numbers"),
-    "guided_choice": (
-        TypeAdapter(Annotated[list[str], Field(min_length=1, fail_fast=True)]),
-        "a list of at least one text",
-    ),
+    "guided_choice": (TypeAdapter(_Choices), "a list of at least one text"),
 }
 _OF_ENDPOINT: dict[str, dict[str, _Expected]] = {
     "chat": {"logprobs": _SWITCH},

@@ -15,7 +15,7 @@ from pipeline.gateway.bodies import Json
 
 @dataclass(slots=True)
 class _Output:
-    """Part of a choice's output. num_tokens: of those with log probabilities."""
+    """Length of the part of a choice's output. num_tokens: tokens that have log probabilities."""
 
     num_chars: int = 0
     num_tokens: int = 0

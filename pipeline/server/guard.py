@@ -262,8 +262,8 @@ def _wait_until_it_can_start(fds: list[int], spec: GuardSpec) -> _End | None:
 
 
 def _requested_end(fds: list[int], ready: list[int], spec: GuardSpec, is_ready: bool) -> _End | None:
-    """The end of the server that a signal requests, or the end of the process to which it belongs; None without one.
-    ready: of fds. is_ready: whether the server is ready."""
+    """Why the server must end now: a signal, or the end of the process that started or owns it. None if it need not.
+    ready: those of `fds` that can be read. is_ready: whether the server is ready."""
     wake_fd, patience = fds[0], STOP_SECONDS if is_ready else spec.loading_seconds
     if wake_fd in ready and (received := set(os.read(wake_fd, 64)) - {signal.SIGCHLD}):
         drains = is_ready and received == {signal.SIGUSR1}

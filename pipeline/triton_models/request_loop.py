@@ -116,8 +116,8 @@ class RequestLoop:
             self._siblings.send(asked.request_id)
 
     def _stop_running(self, request_id: str, asked: IncomingRequest | None = None) -> bool:
-        """Stop the requests of this process with an id, except for the one that asks for it. Returns whether there is
-        one. A unique id is remembered if there is none."""
+        """Stop the requests of this process that have the id, except `asked`, which asks for it. Returns whether there
+        was one. If not, a unique id is remembered, because its request may come later."""
         stopped = [
             task
             for task, running in self._tasks.items()

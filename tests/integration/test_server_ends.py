@@ -127,7 +127,8 @@ def foreground(where: Folders) -> Iterator[tuple[subprocess.Popen[str], ServerSt
     environment = os.environ | {"LOOKAHEAD_ENGINES": str(where.engines), "LOOKAHEAD_CACHE": str(where.cache)}
     command = [sys.executable, "-m", "pipeline", "serve", "--model", "tiny-random-llama"]
     command += [part for override in (*TORCH, "drafting.planner=fixed") for part in ("--set", override)]
-    process = subprocess.Popen(command, env=environment, cwd=folders().home, stdout=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, env=environment, cwd=folders().home, **pipes, text=True)  # type: ignore[call-overload]
     folder = where.engines / ".run"
     try:
         assert process.stdout is not None
@@ -145,7 +146,8 @@ def foreground(where: Folders) -> Iterator[tuple[subprocess.Popen[str], ServerSt
 def test_the_command_takes_its_server_with_it(shared_where, how):
     with foreground(shared_where) as (process, state):
         process.send_signal(how)
-        process.wait(PATIENCE_S)
+        _, notes = process.communicate(timeout=PATIENCE_S)
+        assert ("stopping the server" in notes) == (how == signal.SIGINT)
         wait_for(lambda: not left_over(state.server_id))
         assert not Path(shared_where.engines / ".run" / "server.json").exists()
         assert process.returncode == {signal.SIGKILL: -9}.get(how, 130)

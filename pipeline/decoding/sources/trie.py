@@ -17,8 +17,8 @@ SNAPSHOT, STATE = "trie.snapshot", "trie.state"
 
 
 class TrieSource(PromptSource):
-    """Shares outputs between the requests of a namespace: at their end, and long ones in parts. Prompts stay private to
-    their requests."""
+    """Stores outputs as drafts for all requests of their namespace, at the end of a request and, of long outputs, in
+    parts. Only the request itself drafts from its prompt."""
 
     name = "trie"
 

@@ -97,7 +97,7 @@ def concatenated(linears: list[Any]) -> nn.Module | None:
 
 @torch.inference_mode()
 def _rms_norm(norm: nn.Module) -> RmsNorm | None:
-    """The fused form of a norm, if both compute the same; families differ in details such as 1 + weight."""
+    """A fused norm with the same results, or None. Some families multiply by 1 + weight, for example."""
     weight, epsilon = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
     if epsilon is None or not type(norm).__name__.endswith("RMSNorm"):
         return None
