@@ -250,7 +250,9 @@ class HttpGateway:
                 refusal = await refusal_of_prompt(self._transport, renderer, requests[0].body)
                 if refusal is not None and refusal.code == TOO_LONG_CODE:
                     raise refusal
-            await forward_openai(self._transport, requests, request.receive, answer, checked.rewrites)
+            await forward_openai(
+                self._transport, requests, request.receive, answer, checked.rewrites, checked.num_prompts
+            )
 
     async def _models(self, request: Request, answer: ResponseWriter) -> None:
         self._tenant(request)

@@ -20,6 +20,8 @@ from pipeline.gateway.rewriting import Rewrite
 from pipeline.gateway.upstream import Transport
 
 _EXTENSION = "nvext"
+# Outputs of a response that are computed at the same time. The queue of an engine may not hold 128.
+_NUM_CONCURRENT = 32
 
 
 async def forward_openai(
@@ -28,16 +30,18 @@ async def forward_openai(
     receive: Receive,
     answer: ResponseWriter,
     rewrites: Sequence[Rewrite],
+    num_prompts: int,
 ) -> None:
     """Forward the requests of all choices and send the response. If one request fails or the client disconnects, cancel
-    all."""
+    all. num_prompts: of each request."""
     output = _Output(answer, len(requests), rewrites, requests[0].is_whole)
     refusals: list[Refusal] = []
+    places = anyio.Semaphore(max(1, _NUM_CONCURRENT // num_prompts))
 
     async def run(number: int, cancel_others: Callable[[], None]) -> None:
         try:
             with anyio.fail_after(requests[number].timeout_s):
-                async with aclosing(chunks_of(transport, requests[number])) as chunks:
+                async with places, aclosing(chunks_of(transport, requests[number])) as chunks:
                     async for chunk in chunks:
                         await output.add(number, chunk)
             return

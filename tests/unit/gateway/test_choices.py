@@ -232,6 +232,25 @@ def test_each_prompt_of_a_list_counts_as_a_request_of_its_tenant(prompt, number)
     assert (status.status_code, refused.status_code) == (200, 400)
 
 
+@pytest.mark.parametrize(("prompt", "n", "expected"), [("a", 128, 32), (["a", "b", "c"], 20, 10), (["a"] * 40, 2, 1)])
+def test_only_some_choices_are_computed_at_the_same_time(prompt, n, expected):
+    """An engine whose queue does not hold all of them would refuse the request each time it is sent."""
+    running = most = 0
+
+    async def counted(request: httpx.Request) -> httpx.Response:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.005)
+        running -= 1
+        return whole(request)
+
+    answer = ask(Behind(counted), n=n, prompt=prompt)
+
+    assert [choice["index"] for choice in answer.json()["choices"]] == list(range(n))
+    assert most == expected
+
+
 def test_tokens_a_minute_count_all_choices_and_places_are_released():
     spec = spec_of(api_key("a", max_tokens_per_minute=100))
     tenants = Tenants(spec.api_keys, spec.config)
