@@ -28,6 +28,8 @@ from pipeline.decoding.tree import BoolArray, IntArray, ancestor_mask
 from pipeline.engine.memory import available_bytes
 from pipeline.engine.torch.slots import Segment, require_cache_memory
 
+_REGISTERED_AS = "slot_tree"
+
 
 class SlotCache:
     """The KV cache of transformers' pass. keys, values: [layer, slot, kv_head, max_seq_len, head_dim]. The system
@@ -154,8 +156,17 @@ def _capped_attention(
     return torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype) @ values
 
 
-def use_attention(model: PreTrainedModel, attention: SlotAttention, name: str) -> None:
-    """Make every layer of the model call `attention`. name: for the registry, unique in the process."""
+def _attend(module: torch.nn.Module, *tensors: torch.Tensor | None, **options: Any) -> tuple[torch.Tensor, None]:
+    """The attention function of all engines in transformers' registry, which holds it for the life of the process."""
+    result: tuple[torch.Tensor, None] = module.slot_attention(module, *tensors, **options)  # type: ignore[operator]
+    return result
+
+
+AttentionInterface.register(_REGISTERED_AS, _attend)
+
+
+def use_attention(model: PreTrainedModel, attention: SlotAttention) -> None:
+    """Make every layer of the model call `attention`."""
     if isinstance(model, GPTJForCausalLM):
         for block in model.transformer.h:
             # GPT-J calls this method with rotated queries and keys.
@@ -166,8 +177,10 @@ def use_attention(model: PreTrainedModel, attention: SlotAttention, name: str) -
         for block in model.transformer.h:
             block.self_attention = AlibiAttention(block.self_attention, slopes, attention)
     else:
-        AttentionInterface.register(name, attention)
-        model.set_attn_implementation(name)
+        for module in model.modules():
+            if hasattr(module, "layer_idx"):
+                module.slot_attention = attention
+        model.set_attn_implementation(_REGISTERED_AS)
 
 
 class AlibiAttention(nn.Module):
@@ -180,13 +193,13 @@ class AlibiAttention(nn.Module):
         self.layer_idx = plain.layer_idx
         self._num_heads = plain.num_heads
         self._slopes = slopes
-        self._attention = (attention,)
+        self._attention = attention
 
     def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
         # [1, tokens, head, (query, key, value), dim]
         projected = self.query_key_value(hidden_states).unflatten(2, (self._num_heads, 3, -1))
         query, key, value = (part.transpose(1, 2) for part in projected.unbind(3))
-        attended, _weights = self._attention[0](self, query, key, value, None, slopes=self._slopes)
+        attended, _weights = self._attention(self, query, key, value, None, slopes=self._slopes)
         return residual + self.dense(attended.flatten(2)), None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ from pipeline.engine.torch.largest import TorchLogits
 from pipeline.engine.torch.linear_layers import pack_linears
 from pipeline.engine.torch.slots import Segment, SlotEngine
 
-_engine_numbers = itertools.count()
 # (up to, step): passes are padded to a multiple of the step, because oneDNN creates and keeps a kernel (half a
 # millisecond, half a megabyte) for each number of rows and each shape of weights.
 _ROW_STEPS = ((40, 1), (64, 4), (256, 16))
@@ -51,8 +49,7 @@ class TorchEngine(SlotEngine):
         super().__init__(limits, self._cache, num_slots)
         self._sliding_window: int | None = getattr(config, "sliding_window", None) or None  # Qwen2-MoE: 0 for none
         self._attention = SlotAttention(self._cache)
-        # transformers looks up attention functions by name, so each engine registers its own under another name.
-        use_attention(model, self._attention, f"slot_tree_{next(_engine_numbers)}")
+        use_attention(model, self._attention)
         if num_shards is None:
             fuse_layers(model)
             if self._dtype == torch.float32:

@@ -1,5 +1,8 @@
 """The torch engine: passes over trees, commits, cache reuse, and outputs equal to transformers'."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -159,6 +162,14 @@ def test_the_least_recently_used_sequence_is_forgotten_first() -> None:
     assert engine.open(prompts[1]).num_reused_tokens == 5
     with pytest.raises(BusyError):
         engine.open(prompts[0])
+
+
+def test_a_dropped_engine_frees_its_cache() -> None:
+    engine = TorchEngine(tiny_model().to(DEVICE), LIMITS)
+    cache = weakref.ref(engine._cache)
+    del engine
+    gc.collect()
+    assert cache() is None
 
 
 @pytest.mark.parametrize("tokens", [[], [1] * 97, [1, VOCAB_SIZE], [-1]])
