@@ -16,7 +16,7 @@ from pipeline.engine.contract import EngineLimits
 from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.attention import MaskedSegment, SlotAttention, SlotCache, segment_mask, use_attention
 from pipeline.engine.torch.fusion import fuse_layers
-from pipeline.engine.torch.largest import TorchLogits
+from pipeline.engine.torch.largest import TorchLogits, summary_of
 from pipeline.engine.torch.linear_layers import pack_linears
 from pipeline.engine.torch.slots import Segment, SlotEngine
 
@@ -65,7 +65,8 @@ class TorchEngine(SlotEngine):
                 use_cache=False,
                 logits_to_keep=self._rows(wanted),
             )
-        return TorchLogits(output.logits[0, : len(wanted)])
+        logits = output.logits[0, : len(wanted)]
+        return TorchLogits(logits, summary_of(logits, num_top))
 
     def _masked(self, segment: Segment) -> MaskedSegment:
         mask = sliding_mask = None

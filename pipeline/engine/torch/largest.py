@@ -3,6 +3,7 @@ split into blocks: the k largest entries lie in the k blocks with the largest ma
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from pipeline.decoding.tree import FloatArray, IntArray
@@ -35,8 +36,22 @@ def first_largest(logits: torch.Tensor, maxima: torch.Tensor) -> torch.Tensor:
     return block[:, 0] * length + entries[:, 0].argmax(1)
 
 
+def summary_of(logits: torch.Tensor, most: int) -> torch.Tensor:
+    """[n, 2 + 2 * most] of each row of logits [n, vocab]: its greedy choice, the ids of its largest entries, their
+    exponentials relative to the largest one, and the sum of those of the block maxima. Numbers other than ids are the
+    bits of a float32."""
+    maxima = block_maxima(logits)
+    values, ids = top_k(logits, maxima, most)
+    best = maxima.amax(1, keepdim=True).float()
+    shares = (values.float() - best).exp_()
+    mass = (maxima.float() - best).exp_().sum(1, keepdim=True)
+    choices = first_largest(logits, maxima)[:, None]
+    return torch.cat([choices.int(), ids.int(), shares.view(torch.int32), mass.view(torch.int32)], 1)
+
+
 class TorchLogits:
-    """Implements `PassLogits` for logits [rows, vocab].
+    """Implements `PassLogits` for logits [rows, vocab]. What every step needs of them is in their summary, which is
+    read in one copy.
 
     A softmax over the vocabulary takes longer than all other work between two passes. So a token's probability is
     estimated relative to the sum over the blocks' maxima, not over all entries. The estimate is exact if a few tokens
@@ -44,23 +59,21 @@ class TorchLogits:
     probabilities decrease along a row and sum to at most 1.
     """
 
-    def __init__(self, logits: torch.Tensor) -> None:
+    def __init__(self, logits: torch.Tensor, summary: torch.Tensor) -> None:
+        """Waits for the pass. summary: result of `summary_of`."""
         self._logits = logits
-        self._maxima = block_maxima(logits)
-        self.choices: IntArray = first_largest(logits, self._maxima).to(torch.int32).cpu().numpy()
-        # The most probable tokens of all rows, computed at the first query.
-        self._found: dict[int, tuple[IntArray, FloatArray]] = {}
+        self._summary: IntArray = summary.cpu().numpy()
+        self.choices: IntArray = np.ascontiguousarray(self._summary[:, 0])
 
     def rows(self, part: slice) -> FloatArray:
         return self._logits[part].float().cpu().numpy()
 
     def top_k(self, part: slice, k: int) -> tuple[IntArray, FloatArray]:
-        if k not in self._found:
-            values, ids = top_k(self._logits, self._maxima, k)
-            best = values[:, :1].float()
-            shares = (values.float() - best).exp_()
-            mass = (self._maxima.float() - best).exp_().sum(1, keepdim=True)
-            shares /= torch.maximum(mass, shares.sum(1, keepdim=True))
-            self._found[k] = ids.to(torch.int32).cpu().numpy(), shares.cpu().numpy()
-        ids_of_all, shares_of_all = self._found[k]
-        return ids_of_all[part], shares_of_all[part]
+        most = self._summary.shape[1] // 2 - 1
+        if k > most:
+            logits = self._logits[part]
+            return TorchLogits(logits, summary_of(logits, k)).top_k(slice(None), k)
+        ids = self._summary[part, 1 : 1 + k]
+        shares = self._summary[part, 1 + most : 1 + most + k].view(np.float32)
+        mass = self._summary[part, -1:].view(np.float32)
+        return np.ascontiguousarray(ids), shares / np.maximum(mass, shares.sum(1, keepdims=True))

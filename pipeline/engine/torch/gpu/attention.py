@@ -14,7 +14,7 @@ import triton.language as tl
 from pipeline.engine.torch.gpu import pass_table
 
 # Columns of the tables as constants of kernels.
-_FIELDS, _TILE_FIELDS = tl.constexpr(len(pass_table.FIELDS)), tl.constexpr(len(pass_table.TILE_FIELDS))
+_FIELDS, _TILE_FIELDS = tl.constexpr(pass_table.NUM_FIELDS), tl.constexpr(pass_table.NUM_TILE_FIELDS)
 _SLOT, _POSITION, _SEEN = (tl.constexpr(column) for column in (pass_table.SLOT, pass_table.POSITION, pass_table.SEEN))
 _FIRST, _END = tl.constexpr(pass_table.FIRST), tl.constexpr(pass_table.END)
 _TILE_BEGIN, _TILE_ROWS = tl.constexpr(pass_table.TILE_BEGIN), tl.constexpr(pass_table.TILE_ROWS)

@@ -19,10 +19,10 @@ from pipeline.engine.contract import EngineLimits
 from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.gpu.attention import num_parts, rows_per_tile
 from pipeline.engine.torch.gpu.cache import GpuCache
-from pipeline.engine.torch.gpu.forward import PassInput, decoder_of, forward
+from pipeline.engine.torch.gpu.forward import decoder_of, forward
 from pipeline.engine.torch.gpu.graph import PassGraph
-from pipeline.engine.torch.gpu.logits import GpuLogits, summary_of
 from pipeline.engine.torch.gpu.pass_table import table_of
+from pipeline.engine.torch.largest import TorchLogits, summary_of
 from pipeline.engine.torch.lean.layout import rotary
 from pipeline.engine.torch.lean.plan import LeanPlan, plan_of
 from pipeline.engine.torch.lean.tables import rotation_table
@@ -33,6 +33,8 @@ from pipeline.engine.torch.slots import Segment, SlotEngine
 _TREE_ROWS, _PROMPT_ROWS = (1, 8, 16, 32, 64, 128, 256), (512, 1024)
 # Rows of a recorded pass whose logits are computed.
 _MOST_WANTED = _TREE_ROWS[-1]
+# Most probable tokens of a row that a pass finds.
+_MOST_TOP = 16
 
 
 def gpu_plan(model: PreTrainedModel) -> LeanPlan | None:
@@ -60,7 +62,7 @@ class GpuEngine(SlotEngine):
         self._graphs = self._record()
 
     @torch.inference_mode()
-    def _compute(self, segments: Sequence[Segment], wanted: IntArray, num_top: int) -> GpuLogits:
+    def _compute(self, segments: Sequence[Segment], wanted: IntArray, num_top: int) -> TorchLogits:
         self._cache.apply_moves()
         count = sum(segment.length for segment in segments)
         fitting = (graph for graph in self._graphs if graph.num_rows >= count and graph.num_wanted >= len(wanted))
@@ -71,18 +73,18 @@ class GpuEngine(SlotEngine):
             rows, wanted_rows, tiles = (
                 torch.from_numpy(part).to(self._device) for part in (table.rows, table.wanted, table.tiles)
             )
-            return GpuLogits(*self._run(rows, wanted_rows, tiles, is_prompt=True))
+            return TorchLogits(*self._run(rows, wanted_rows, tiles, is_prompt=True))
         logits, summary = (result[: len(wanted)] for result in graph.run(table))
-        return GpuLogits(logits.clone(), summary)  # the next pass overwrites them
+        return TorchLogits(logits.clone(), summary)  # the next pass overwrites them
 
     def _run(
         self, rows: torch.Tensor, wanted: torch.Tensor, tiles: torch.Tensor, is_prompt: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of a pass, and their summary."""
         parts = 1 if is_prompt else num_parts(self.limits.max_seq_len)
-        given = PassInput(rows, wanted, tiles, rows_per_tile(self._group, is_prompt), parts)
-        logits = forward(self._decoder, self._cache, given)
-        return logits, summary_of(logits)
+        tile_rows = rows_per_tile(self._group, is_prompt)
+        logits = forward(self._decoder, self._cache, rows, wanted, tiles, tile_rows, parts)
+        return logits, summary_of(logits, min(_MOST_TOP, logits.shape[1]))
 
     @torch.inference_mode()
     def _record(self) -> list[PassGraph]:

@@ -45,17 +45,6 @@ class Decoder:
     epsilon: float
 
 
-@dataclass(frozen=True, slots=True)
-class PassInput:
-    """The table of a pass (`pass_table.PassTable`) on the device, and how attention divides it: see `attend`."""
-
-    rows: torch.Tensor
-    wanted: torch.Tensor
-    tiles: torch.Tensor
-    tile_rows: int
-    parts: int
-
-
 @torch.inference_mode()
 def decoder_of(model: PreTrainedModel, plan: LeanPlan, rotation: torch.Tensor) -> Decoder:
     """Take the weights of a model, whose layers are dismantled: matrices with the same input become one. rotation: see
@@ -88,18 +77,27 @@ def decoder_of(model: PreTrainedModel, plan: LeanPlan, rotation: torch.Tensor) -
     )
 
 
-def forward(decoder: Decoder, cache: SlotCache, given: PassInput) -> torch.Tensor:
-    """[wanted, vocab] logits. Writes keys and values of all rows to the cache."""
-    x = functional.embedding(given.rows[:, TOKEN], decoder.embedding).float()
+def forward(
+    decoder: Decoder,
+    cache: SlotCache,
+    rows: torch.Tensor,
+    wanted: torch.Tensor,
+    tiles: torch.Tensor,
+    tile_rows: int,
+    parts: int,
+) -> torch.Tensor:
+    """[wanted, vocab] logits. Writes keys and values of all rows to the cache. rows, wanted, tiles: the table of the
+    pass (`pass_table.PassTable`) on the device. tile_rows, parts: see `attend`."""
+    x = functional.embedding(rows[:, TOKEN], decoder.embedding).float()
     delta = None
     for number, layer in enumerate(decoder.layers):
         keys, values = cache.keys[number], cache.values[number]
         qkv = layer.qkv(add_and_norm(x, delta, layer.input_norm, decoder.epsilon))
-        rotate_and_store(qkv, keys, values, given.rows, decoder.rotation, layer.head_norms, decoder.epsilon)
-        attended = attend(qkv, keys, values, given.rows, given.tiles, given.tile_rows, layer.window, given.parts)
+        rotate_and_store(qkv, keys, values, rows, decoder.rotation, layer.head_norms, decoder.epsilon)
+        attended = attend(qkv, keys, values, rows, tiles, tile_rows, layer.window, parts)
         hidden = add_and_norm(x, layer.output(attended), layer.post_norm, decoder.epsilon)
         delta = layer.down(gate(layer.gate_up(hidden)))
-    return functional.linear(add_and_norm(x, delta, decoder.final_norm, decoder.epsilon, given.wanted), decoder.head)
+    return functional.linear(add_and_norm(x, delta, decoder.final_norm, decoder.epsilon, wanted), decoder.head)
 
 
 def _taken(module: Any, *names: str) -> nn.Linear:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 
-from pipeline.engine.torch.gpu.pass_table import FIELDS, SLOT, TILE_FIELDS, PassTable
+from pipeline.engine.torch.gpu.pass_table import NUM_FIELDS, NUM_TILE_FIELDS, SLOT, PassTable
 
 # Memory that recordings share: a result of `torch.cuda.graph_pool_handle`.
 Pool = Any
@@ -30,13 +29,12 @@ class PassGraph:
         """Record `run` with a table of no sequence. pool: memory that recordings share, of which only one runs at a
         time. None: nothing is recorded, as on a CPU, where tests interpret the kernels."""
         self.num_rows, self.num_wanted = num_rows, num_wanted
-        shapes = ((num_rows, len(FIELDS)), (num_wanted,), (num_tiles, len(TILE_FIELDS)))
-        sizes = [int(np.prod(shape)) for shape in shapes]
-        self._staged = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=pool is not None)
-        self._table = PassTable(*_split(self._staged.numpy(), sizes, shapes))
+        shapes = ((num_rows, NUM_FIELDS), (num_wanted,), (num_tiles, NUM_TILE_FIELDS))
+        self._staged = torch.zeros(sum(map(prod, shapes)), dtype=torch.int32, pin_memory=pool is not None)
+        self._table = PassTable(*(part.numpy() for part in _split(self._staged, shapes)))
         self._table.rows[:, SLOT] = -1
         self._given = self._staged.to(device, copy=True)
-        self._inputs = _split(self._given, sizes, shapes)
+        self._inputs = _split(self._given, shapes)
         self._run = run
         self._graph: torch.cuda.CUDAGraph | None = None
         if pool is not None:
@@ -71,7 +69,7 @@ class PassGraph:
             self._results = self._run(*self._inputs)
 
 
-def _split(flat: Any, sizes: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-    """Parts of a flat array or tensor, as views of the given shapes."""
-    ends = list(accumulate(sizes))
-    return [flat[end - size : end].reshape(shape) for size, end, shape in zip(sizes, ends, shapes, strict=True)]
+def _split(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Parts of a flat tensor, as views of the given shapes."""
+    parts = flat.split_with_sizes([prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

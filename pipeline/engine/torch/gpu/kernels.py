@@ -12,7 +12,7 @@ import triton.language as tl
 from pipeline.engine.torch.gpu import pass_table
 
 # Columns of the table of rows as constants of kernels.
-_FIELDS, _SLOT = tl.constexpr(len(pass_table.FIELDS)), tl.constexpr(pass_table.SLOT)
+_FIELDS, _SLOT = tl.constexpr(pass_table.NUM_FIELDS), tl.constexpr(pass_table.SLOT)
 _POSITION, _PLACE = tl.constexpr(pass_table.POSITION), tl.constexpr(pass_table.PLACE)
 _HEADS_PER_PROGRAM = 8
 _COLUMNS_PER_PROGRAM = 1024

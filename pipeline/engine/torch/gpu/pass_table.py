@@ -19,17 +19,15 @@ from pipeline.engine.torch.slots import Segment
 
 # Columns of `rows`. PLACE: index in the slot where the row's keys are stored. SEEN: number of entries at the start of
 # the slot that the rows of the tile may attend to.
-FIELDS = ("TOKEN", "SLOT", "POSITION", "PLACE", "FIRST", "END", "SEEN")
-TOKEN, SLOT, POSITION, PLACE, FIRST, END, SEEN = range(len(FIELDS))
+TOKEN, SLOT, POSITION, PLACE, FIRST, END, SEEN, NUM_FIELDS = range(8)
 # Columns of `tiles`. TILE_BEGIN, TILE_ROWS: first row and number of rows; 0 rows: nothing to compute. TILE_SEGMENT:
 # first row of the segment. TILE_CACHED: number of its cached tokens.
-TILE_FIELDS = ("BEGIN", "ROWS", "SEGMENT", "CACHED")
-TILE_BEGIN, TILE_ROWS, TILE_SEGMENT, TILE_CACHED = range(len(TILE_FIELDS))
+TILE_BEGIN, TILE_ROWS, TILE_SEGMENT, TILE_CACHED, NUM_TILE_FIELDS = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class PassTable:
-    """rows: [rows, len(FIELDS)]. wanted: rows whose logits are computed. tiles: [tiles, len(TILE_FIELDS)]."""
+    """rows: [rows, NUM_FIELDS]. wanted: rows whose logits are computed. tiles: [tiles, NUM_TILE_FIELDS]."""
 
     rows: IntArray
     wanted: IntArray
@@ -40,7 +38,7 @@ def table_of(segments: Sequence[Segment], wanted: IntArray, rows_per_tile: int) 
     """The table of a pass over segments, without padding."""
     rows, tiles = [], []
     for each in segments:
-        own = np.empty((each.length, len(FIELDS)), np.int32)
+        own = np.empty((each.length, NUM_FIELDS), np.int32)
         own[:, TOKEN] = each.token_ids
         own[:, SLOT] = each.slot.index
         own[:, POSITION] = each.positions

@@ -3,7 +3,6 @@
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -17,7 +16,6 @@ from transformers import (
 
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.torch.engine import TorchEngine
-from pipeline.engine.torch.largest import TorchLogits
 from pipeline.engine.torch.load_transformers import engine_over
 from tests.unit.engine.torch.devices import DEVICE
 from tests.unit.engine.torch.plain_passes import worst_difference
@@ -26,7 +24,6 @@ pytest.importorskip("triton")
 
 from pipeline.engine.torch.gpu import engine as gpu_engine
 from pipeline.engine.torch.gpu.engine import GpuEngine, gpu_plan
-from pipeline.engine.torch.gpu.logits import GpuLogits, summary_of
 
 # Rows of no sequence hold what their memory held before.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -75,16 +72,3 @@ def test_passes_equal_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -
 def test_a_model_of_another_family_and_one_on_a_cpu_have_transformers_pass() -> None:
     assert gpu_plan(model_of(LlamaConfig(**COMMON, hidden_act="gelu"))) is None
     assert isinstance(engine_over(model_of(CONFIGS["window"]), LIMITS), TorchEngine)
-
-
-def test_the_largest_entries_are_those_of_the_plain_search() -> None:
-    logits = torch.randn(5, 1280, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    logits[2, [7, 90]] = 9.0
-    expected, found = TorchLogits(logits), GpuLogits(logits, summary_of(logits))
-    assert found.choices.tolist() == expected.choices.tolist()
-    for k in (1, 8, 16, 20):
-        ids, shares = found.top_k(slice(1, 5), k)
-        expected_ids, expected_shares = expected.top_k(slice(1, 5), k)
-        np.testing.assert_array_equal(np.sort(ids), np.sort(expected_ids))
-        np.testing.assert_allclose(shares, expected_shares, atol=1e-6)
-    np.testing.assert_array_equal(found.rows(slice(1, 3)), expected.rows(slice(1, 3)))
