@@ -54,7 +54,6 @@ class ParallelSequence:
         self.number = number
         self.num_cached_tokens = self.num_reused_tokens = num_reused_tokens
         self.tokens: list[int] = np.asarray(token_ids).tolist()
-        self.released = False
 
     @property
     def pending(self) -> Sequence[int]:
@@ -103,8 +102,7 @@ class ParallelEngine:
                 "without engine.lookahead_parallel and tensor parallelism"
             )
         number = next(self._numbers)
-        opened = self._rank.open(number, token_ids)
-        self._orders.append(Order("open", (number, token_ids)))
+        opened: EngineSequence = self._order_later("open", number, token_ids)
         return ParallelSequence(number, token_ids, opened.num_reused_tokens)
 
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
@@ -118,8 +116,7 @@ class ParallelEngine:
             parts = self._split(item.tree, self._leader.num_ranks)
             shares.append(Share(sequence.number, item.tree, sequence.num_cached_tokens, first_row, parts))
             num_rows += 0 if first_row is None else len(item.tree) + 1
-        self._send(Order("verify", (shares, num_rows)))
-        choices = self._leader.collect(self._rank.verify(shares, num_rows))
+        choices = self._order("verify", shares, num_rows)
         return [
             None
             if share.first_row is None
@@ -129,39 +126,26 @@ class ParallelEngine:
 
     def row(self, number: int, index: int) -> FloatArray:
         """[vocab] logits of one row of a sequence's last tree."""
-        arguments = (number, index, self.limits.vocab_size)
-        if self._rank.owns(number, index):
-            return self._rank.row(*arguments)
-        self._send(Order("row", arguments))
-        return self._leader.collect(self._rank.row(*arguments))
+        return self._rank.row(number, index) if self._rank.owns(number, index) else self._order("row", number, index)
 
     def top_k(self, number: int, k: int) -> tuple[IntArray, FloatArray]:
         """[n + 1, k] most probable tokens and their probabilities, of a sequence's last tree."""
-        ids, bits = mine = self._rank.top_k(number, k)
-        if not self._rank.owns(number):
-            self._send(Order("top_k", (number, k)))
-            ids, bits = self._leader.collect(mine)
+        ids, bits = self._rank.top_k(number, k) if self._rank.owns(number) else self._order("top_k", number, k)
         return ids, bits.view(np.float32)
 
     def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         own = _own(sequence)
-        arguments = (own.number, [int(node) for node in nodes], [int(token) for token in token_ids])
-        self._orders.append(Order("commit", arguments))
-        self._rank.commit(*arguments)
-        own.tokens += arguments[2]
+        tokens = [int(token) for token in token_ids]
+        self._order_later("commit", own.number, [int(node) for node in nodes], tokens)
+        own.tokens += tokens
         own.num_cached_tokens += len(nodes)
 
     def release(self, sequence: EngineSequence) -> None:
-        own = _own(sequence)
-        if not own.released:
-            own.released = True
-            self._orders.append(Order("release", (own.number,)))
-            self._rank.release(own.number)
+        self._order_later("release", _own(sequence).number)
 
     def forget_cached(self) -> None:
         """Drop the KV of released sequences on all ranks."""
-        self._orders.append(Order("forget_cached", ()))
-        self._rank.forget_cached()
+        self._order_later("forget_cached")
 
     @property
     def reuse(self) -> ReuseCounters:
@@ -172,9 +156,17 @@ class ParallelEngine:
         """End the followers. Calling it again does nothing."""
         self._leader.close()
 
-    def _send(self, order: Order) -> None:
-        self._leader.send([*self._orders, order])
+    def _order(self, name: str, *arguments: Any) -> npt.NDArray[Any]:
+        """Call a method of all ranks. Returns the sum of its results."""
+        self._leader.send([*self._orders, Order(name, arguments)])
         self._orders.clear()
+        return self._leader.collect(getattr(self._rank, name)(*arguments))
+
+    def _order_later(self, name: str, *arguments: Any) -> Any:
+        """Call a method of this rank, and of the others before their next order with a result. Returns this rank's."""
+        result = getattr(self._rank, name)(*arguments)
+        self._orders.append(Order(name, arguments))
+        return result
 
 
 def whole_tree(tree: DraftTree, num_ranks: int) -> list[IntArray]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, select_nodes
+from pipeline.decoding.tree import BoolArray, DraftTree, FloatArray, IntArray, select_nodes
 from pipeline.engine.contract import Engine, EngineSequence, NodeLogits, VerifyItem
 
 
@@ -42,6 +43,15 @@ def owners_of(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
     return owners
 
 
+class _Result(NamedTuple):
+    """This rank's part of a verified tree. rows: [n + 1] for root and nodes of the whole tree, their rows in logits; 0
+    also for nodes that this rank has not verified. owned: [n + 1] whether this rank reports the row."""
+
+    logits: NodeLogits
+    rows: IntArray
+    owned: BoolArray
+
+
 class Rank:
     """An engine and its sequences, under numbers that are the same on all ranks."""
 
@@ -49,10 +59,7 @@ class Rank:
         self.engine = engine
         self._rank = rank
         self._sequences: dict[int, EngineSequence] = {}
-        # Previous pass, per sequence: logits of this rank's part, and for each row of the whole tree its row in them,
-        # or -1 if another rank reports it.
-        self._logits: dict[int, tuple[NodeLogits, IntArray]] = {}
-        self._parts: dict[int, dict[int, int]] = {}
+        self._results: dict[int, _Result] = {}  # of the previous pass, per sequence
 
     def open(self, number: int, token_ids: IntArray) -> EngineSequence:
         sequence = self._sequences[number] = self.engine.open(token_ids)
@@ -61,8 +68,7 @@ class Rank:
     def verify(self, shares: Sequence[Share], num_rows: int) -> IntArray:
         """[num_rows] the target's choices in the rows that this rank reports, zero elsewhere."""
         rows = np.zeros(num_rows, np.int32)
-        self._logits.clear()
-        self._parts.clear()
+        self._results.clear()
         chosen: list[Share] = []
         items: list[VerifyItem] = []
         for share in shares:
@@ -80,29 +86,27 @@ class Rank:
             if logits is None or share.first_row is None:
                 continue
             part = share.parts[self._rank]
-            self._parts[share.number] = {int(node): index for index, node in enumerate(part)}
             own_rows = np.zeros(len(share.tree) + 1, np.int32)
-            own_rows[part + 1] = np.arange(1, len(part) + 1, dtype=np.int32)
+            own_rows[part + 1] = np.arange(1, len(part) + 1)
             owned = owners_of(len(share.tree), share.parts) == self._rank
-            self._logits[share.number] = (logits, np.where(owned, own_rows, -1).astype(np.int32))
+            self._results[share.number] = _Result(logits, own_rows, owned)
             rows[share.first_row + np.flatnonzero(owned)] = logits.choices[own_rows[owned]]
         return rows
 
     def owns(self, number: int, index: int | None = None) -> bool:
         """Whether this rank reports a row of the whole tree, or all rows."""
-        _, own_rows = self._logits[number]
-        return bool((own_rows >= 0).all() if index is None else own_rows[index] >= 0)
+        owned = self._results[number].owned
+        return bool(owned.all() if index is None else owned[index])
 
-    def row(self, number: int, index: int, vocab_size: int) -> FloatArray:
+    def row(self, number: int, index: int) -> FloatArray:
         """[vocab] logits of a row of the whole tree, zero if another rank reports it."""
-        logits, own_rows = self._logits[number]
-        return logits.row(int(own_rows[index])) if own_rows[index] >= 0 else np.zeros(vocab_size, np.float32)
+        logits, own_rows, owned = self._results[number]
+        return logits.row(int(own_rows[index])) if owned[index] else np.zeros(self.engine.limits.vocab_size, np.float32)
 
     def top_k(self, number: int, k: int) -> IntArray:
         """[2, n + 1, k] most probable tokens, and the bits of their probabilities; zero in rows of other ranks."""
-        logits, own_rows = self._logits[number]
+        logits, own_rows, owned = self._results[number]
         found = np.zeros((2, len(own_rows), k), np.int32)
-        owned = np.flatnonzero(own_rows >= 0)
         ids, probabilities = logits.top_k(k)
         found[0, owned] = ids[own_rows[owned]]
         found[1, owned] = np.ascontiguousarray(probabilities, np.float32).view(np.int32)[own_rows[owned]]
@@ -110,16 +114,15 @@ class Rank:
 
     def commit(self, number: int, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         """Keep the KV of the part of the accepted path that this rank verified; the rest becomes pending."""
-        own_nodes = self._parts.get(number, {})
-        mine: list[int] = []
-        for node in nodes:
-            if node not in own_nodes:
-                break
-            mine.append(own_nodes[node])
+        result = self._results.get(number)
+        rows = [] if result is None else result.rows[np.asarray(nodes, np.int64) + 1].tolist()
+        mine = [row - 1 for row in takewhile(bool, rows)]
         self.engine.commit(self._sequences[number], mine, token_ids)
 
     def release(self, number: int) -> None:
-        self.engine.release(self._sequences.pop(number))
+        """Calling it again does nothing."""
+        if (sequence := self._sequences.pop(number, None)) is not None:
+            self.engine.release(sequence)
 
     def forget_cached(self) -> None:
         self.engine.forget_cached()
