@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from pipeline.engine.torch.linear_layers import QuantizedLinear, concatenate, replace_layers
+from pipeline.engine.torch.linear_layers import Quantized, QuantizedLinear, replace_layers
 
 # Sibling layers with the same input.
 _FUSED_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -52,18 +51,6 @@ class FusedPart(nn.Module):
         return self._fused[0].part(rows, self._index)
 
 
-class RmsNorm(nn.Module):
-    """Root mean square norm (arXiv 1910.07467) in one operation."""
-
-    def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
-        self._epsilon = epsilon
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(rows, self.weight.shape, self.weight, self._epsilon)
-
-
 def fuse_layers(model: nn.Module) -> None:
     """Fuse the layers that have the expected form."""
     for module in list(model.modules()):
@@ -78,31 +65,35 @@ def fuse_layers(model: nn.Module) -> None:
     replace_layers(model, _rms_norm)
 
 
-def concatenated(linears: list[Any]) -> nn.Module | None:
+def concatenated(linears: list[Any]) -> nn.Linear | QuantizedLinear | None:
     """One layer with the outputs of all; None unless all are layers of the same kind and input width."""
     kinds = {type(linear) for linear in linears}
     if kinds not in ({nn.Linear}, {QuantizedLinear}):
         return None
     if len({(linear.in_features, linear.bias is None) for linear in linears}) != 1:
         return None
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
     if kinds == {QuantizedLinear}:
-        return concatenate(linears)
+        integers, scales = zip(*(linear.quantized for linear in linears), strict=True)
+        return QuantizedLinear(Quantized(torch.cat(integers), torch.cat(scales)), bias)
     weight = torch.cat([linear.weight.detach() for linear in linears])
     together = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     together.weight = nn.Parameter(weight, requires_grad=False)
-    if linears[0].bias is not None:
-        together.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
+    if bias is not None:
+        together.bias = nn.Parameter(bias, requires_grad=False)
     return together
 
 
 @torch.inference_mode()
-def _rms_norm(norm: nn.Module) -> RmsNorm | None:
-    """A fused norm with the same results, or None. Some families multiply by 1 + weight, for example."""
+def _rms_norm(norm: nn.Module) -> nn.RMSNorm | None:
+    """torch's norm in one operation (arXiv 1910.07467), if the results are the same. Some families multiply by
+    1 + weight, for example."""
     weight, epsilon = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
     if epsilon is None or not type(norm).__name__.endswith("RMSNorm"):
         return None
     if not isinstance(weight, torch.Tensor) or weight.dtype not in (torch.float32, torch.float64):
         return None  # in 16 bit the results would round differently
-    fused = RmsNorm(weight, epsilon)
+    fused = nn.RMSNorm(weight.shape, epsilon, elementwise_affine=False)
+    fused.weight = nn.Parameter(weight.detach(), requires_grad=False)
     probe = torch.linspace(-2, 3, 2 * weight.numel(), dtype=weight.dtype, device=weight.device).view(2, -1)
     return fused if torch.allclose(fused(probe), norm(probe), atol=1e-5, rtol=1e-5) else None

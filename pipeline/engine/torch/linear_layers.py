@@ -97,14 +97,6 @@ def can_quantize() -> bool:
     return "fbgemm" in torch.backends.quantized.supported_engines
 
 
-def concatenate(linears: list[QuantizedLinear]) -> QuantizedLinear:
-    """Join layers with the same input into one."""
-    biases = [linear.bias for linear in linears if linear.bias is not None]
-    integers = torch.cat([linear.quantized.integers for linear in linears])
-    scale = torch.cat([linear.quantized.scale for linear in linears])
-    return QuantizedLinear(Quantized(integers, scale), torch.cat(biases) if biases else None)
-
-
 def replace_layers(model: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> None:
     """Replace every layer below the model for which the function returns another one."""
     for parent in list(model.modules()):

@@ -58,12 +58,16 @@ def _load_model(artifact: Artifact, rank: int) -> PreTrainedModel:
                 "of torch does not have. Use --set engine.quantization=none."
             )
         return load_quantized(artifact.engine_dir, dtype)
-    if resolved.model.parallelism.tensor > 1:
-        return _load_shard(artifact, dtype, resolved.model.parallelism.tensor)
+    # A shard is loaded by the plan of transformers. `build.check` has checked that there is one, `start_ranks` that the
+    # number of shards is possible.
+    num_shards = resolved.model.parallelism.tensor
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        artifact.engine_dir, dtype=dtype, local_files_only=True
+        artifact.engine_dir,
+        dtype=dtype,
+        local_files_only=True,
+        distributed_config=DistributedConfig(tp_size=num_shards, tp_plan="auto") if num_shards > 1 else None,
     )
-    if resolved.device != "cuda":
+    if num_shards > 1 or resolved.device != "cuda":
         return model
     torch.cuda.set_device(rank)  # on which `triton` launches kernels
     return model.to(f"cuda:{rank}")
@@ -78,15 +82,3 @@ def head_shards(config: PretrainedConfig, num_shards: int) -> int:
         if name.endswith(("k_proj", "qkv_proj", "query_key_value"))
     ]
     return num_shards if kinds and all(kind == "colwise" for kind in kinds) else 1
-
-
-def _load_shard(artifact: Artifact, dtype: torch.dtype, num_shards: int) -> PreTrainedModel:
-    """This rank's shard of the model, by the plan of transformers. `build.check` has checked that there is a plan,
-    `start_ranks` that the number of shards is possible."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        artifact.engine_dir,
-        dtype=dtype,
-        local_files_only=True,
-        distributed_config=DistributedConfig(tp_size=num_shards, tp_plan="auto"),
-    )
-    return model

@@ -15,10 +15,10 @@ from pipeline.decoding.request import SamplingParams
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.engine import TorchEngine
+from pipeline.engine.torch.fusion import concatenated
 from pipeline.engine.torch.linear_layers import (
     QuantizedLinear,
     can_quantize,
-    concatenate,
     dequantize,
     pack_linears,
     quantize,
@@ -88,7 +88,9 @@ def test_layers_side_by_side_compute_what_each_does(bias: bool) -> None:
     linears = [layer(8, 6, bias=bias), layer(3, 6, bias=bias)]
     rows = torch.randn(4, 6)
     expected = torch.cat([linear(rows) for linear in linears], dim=1)
-    torch.testing.assert_close(concatenate(linears)(rows), expected)
+    together = concatenated(linears)
+    assert together is not None
+    torch.testing.assert_close(together(rows), expected)
 
 
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
