@@ -15,10 +15,9 @@ from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import Engine
 from pipeline.engine.cost_curve import load_cost_curve
 from pipeline.engine.first_rows import load_first_rows
+from pipeline.engine.running import SUPPLIED
 from pipeline.engine.scheduler import Scheduler
 from pipeline.errors import BuildError, RequestError
-
-SUPPLIED = SuppliedDraftConfig()
 
 
 def create_compiler(artifact: Artifact, engine: Engine) -> Compiler:
@@ -39,9 +38,9 @@ def create_scheduler(
     drafting = profile.drafting
     wanted = ALL_KINDS if kinds is None else kinds
     sources = drafting.sources
-    if kinds is not None and all(source.kind != SUPPLIED.kind for source in sources):
+    if kinds is not None and all(source.kind != SUPPLIED for source in sources):
         # A served engine always verifies the drafts that a request brings.
-        sources = (*sources, SUPPLIED)
+        sources = (*sources, SuppliedDraftConfig())
     drafter = create_drafter(sources, artifact.resolved.lookahead, engine.limits.vocab_size, wanted)
     first_rows = load_first_rows(artifact)
     if first_rows is not None:

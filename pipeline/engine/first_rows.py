@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.decoding.drafting.first_rows import FirstRows
-from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
+from pipeline.decoding.tree import DraftTree, IntArray
 from pipeline.engine.artifact import FIRST_ROWS, Artifact
 from pipeline.engine.backend import backend_of
 from pipeline.engine.contract import Engine, VerifyItem
@@ -45,8 +45,7 @@ def compute_first_rows(
     rows_per_pass = min(
         limits.max_draft_tokens, limits.max_num_tokens - len(context), limits.max_seq_len - len(context)
     )
-    ids: list[IntArray] = [known.ids] if len(known.ids) else []
-    probs: list[FloatArray] = [known.probs] if len(known.ids) else []
+    parts = [known] if len(known.ids) else []
     started = math.inf
     for first in range(len(known.ids), num_tokens, rows_per_pass):
         tokens = np.arange(first, min(first + rows_per_pass, num_tokens), dtype=np.int32)
@@ -57,13 +56,12 @@ def compute_first_rows(
         finally:
             engine.release(sequence)
         assert logits is not None, "nothing of the context is left pending"
-        found, shares = logits.top_k(width)
-        ids.append(found[1:])
-        probs.append(shares[1:])
+        ids, probs = logits.top_k(width)
+        parts.append(FirstRows(ids[1:], probs[1:]))
         started = min(started, time.monotonic())
         if time.monotonic() - started > max_seconds:
             break
-    return FirstRows(np.concatenate(ids), np.concatenate(probs).astype(np.float32))
+    return FirstRows(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def first_rows_path(artifact: Artifact) -> Path:

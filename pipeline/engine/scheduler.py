@@ -31,14 +31,7 @@ from pipeline.engine.admission import check_submission, matcher_of
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
 from pipeline.engine.running import RunningRequest, by_urgency, start_request
 from pipeline.engine.step import advance, start_masks
-from pipeline.engine.submission import (
-    GenerationResult,
-    OnEvent,
-    StepEvent,
-    Submission,
-    ended_waiting,
-    notify,
-)
+from pipeline.engine.submission import GenerationResult, OnEvent, StepEvent, Submission, ended_waiting, notify
 from pipeline.engine.waiting_queue import HOLD_S, WaitingQueue
 from pipeline.errors import EngineError, RequestError
 
@@ -100,7 +93,7 @@ class Scheduler:
         error of the first request that has one. Do not combine with `start`. max_open: limit of requests in flight, by
         default that of the queue."""
         max_open = max_open or self._queue.max_queue_size + self.engine.limits.max_batch_size
-        results = [GenerationResult(submission.request.prompt_ids.tolist()) for submission in submissions]
+        results = [GenerationResult() for _ in submissions]
         todo = deque(zip(submissions, results, strict=True))
         while todo or self._queue.known:
             while todo and len(self._queue.known) < max_open:

@@ -68,7 +68,6 @@ def ended_waiting(submission: Submission, reason: FinishReason | None, error: Ex
 class GenerationResult:
     """Collects the events of one request. error: the error that it ended with, if any."""
 
-    prompt_ids: list[int]
     output_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     statistics: GenerationStatistics = field(default_factory=GenerationStatistics)

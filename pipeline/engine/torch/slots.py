@@ -134,27 +134,23 @@ class SlotEngine(ABC):
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
         segments: list[Segment] = []
         wanted: list[int] = []
-        start = 0
+        found: list[tuple[slice, slice] | None] = []  # rows of each item among the wanted ones, see `SlotLogits`
+        end = 0
         for item in items:
-            segment = _segment(item, start, self.limits)
+            segment = _segment(item, end, self.limits)
             segments.append(segment)
-            start += segment.length
-            is_last = segment.num_pending == segment.slot.num_pending
-            first = segment.start + (0 if item.pending_rows else segment.num_pending - is_last)
-            wanted += range(first, start)
+            end += segment.length
+            # With the tree comes the row of the last pending token, which is the root's.
+            num_nodes = len(segment.tree) + 1 if segment.num_pending == segment.slot.num_pending else 0
+            num_prompt = segment.num_pending if item.pending_rows else 0
+            first = len(wanted)
+            wanted += range(segment.start if num_prompt else end - num_nodes, end)
+            nodes, prompt = slice(len(wanted) - num_nodes, len(wanted)), slice(first, first + num_prompt)
+            found.append((nodes, prompt) if num_nodes or num_prompt else None)
         logits = self._compute(segments, np.asarray(wanted, np.int32), max(item.num_top for item in items))
-        results: list[NodeLogits | None] = []
-        row = 0
-        for item, segment in zip(items, segments, strict=True):
+        for segment in segments:
             segment.slot.num_cached_tokens += segment.num_pending
-            is_last = not segment.slot.num_pending
-            prompt = slice(row, row + segment.num_pending * item.pending_rows)
-            # The row of the last pending token is the root's.
-            first = prompt.stop - (item.pending_rows and is_last)
-            nodes = slice(first, first + (len(segment.tree) + 1) * is_last)
-            results.append(SlotLogits(logits, nodes, prompt) if is_last or item.pending_rows else None)
-            row = nodes.stop
-        return results
+        return [None if rows is None else SlotLogits(logits, *rows) for rows in found]
 
     def open(self, token_ids: IntArray, reuse: bool = True) -> Slot:
         assert 0 < len(token_ids) <= self.limits.max_seq_len, "a sequence has a token, and fits into a slot"

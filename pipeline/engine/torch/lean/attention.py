@@ -63,7 +63,7 @@ def attend(
     """One thread's part of a layer's attention. Returns the address of the next phase's counter.
 
     sizes, buffers, cache, rows: see `tables`; QKV_OUT holds rotated queries, ATTENDED gets the results. segments: by
-    the columns above; the row after the last segment holds the number of tasks. scratch: [thread, `scratch_floats`]."""
+    the columns above; the row after the last segment holds the number of tasks. scratch: see `attention_tasks`."""
     num_segments, num_kv_heads = len(segments) - 1, sizes[tables.NUM_KV_HEADS]
     num_tasks = segments[num_segments, FIRST_TASK]
     segment = 0

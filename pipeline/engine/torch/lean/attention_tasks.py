@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from pipeline.engine.torch.lean.tables import Floats, aligned
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS
 from pipeline.engine.torch.lean.vectors import LANES, padded
 
@@ -30,9 +33,12 @@ def num_ones(group: int, dim: int) -> int:
     return max(padded(max_task_rows(group) * group), padded(dim))
 
 
-def scratch_floats(group: int, max_seq_len: int, dim: int) -> int:
-    """Floats in a thread's scratch memory: `num_ones` ones, a block of zeros, two numbers per query of a task, its
-    queries, its results and its scores."""
-    queries = max_task_rows(group) * group
+def scratch_memory(num_threads: int, group: int, max_seq_len: int, dim: int) -> Floats:
+    """[thread, floats] scratch memory: `num_ones` ones, a block of zeros, two numbers per query of a task, its queries,
+    its results and its scores."""
+    queries, ones = max_task_rows(group) * group, num_ones(group, dim)
     per_query = padded(max_seq_len) + 2 * padded(dim)
-    return num_ones(group, dim) + LANES * MAX_BLOCKS + 2 * padded(queries) + queries * per_query
+    size = ones + LANES * MAX_BLOCKS + 2 * padded(queries) + queries * per_query
+    scratch = aligned((num_threads, padded(size)), np.float32)
+    scratch[:, :ones] = 1
+    return scratch

@@ -11,13 +11,13 @@ from pipeline.decoding.tree import IntArray
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.lean import amx, tables
-from pipeline.engine.torch.lean.attention_tasks import num_ones, scratch_floats
+from pipeline.engine.torch.lean.attention_tasks import num_ones, scratch_memory
 from pipeline.engine.torch.lean.forward import num_counters, run_pass
 from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.node_logits import LeanLogits
 from pipeline.engine.torch.lean.pass_table import PassTable, table_of
 from pipeline.engine.torch.lean.plan import Kind, LeanPlan
-from pipeline.engine.torch.lean.tables import Array, Floats, Longs, aligned
+from pipeline.engine.torch.lean.tables import Array, Longs, aligned
 from pipeline.engine.torch.lean.thread_team import COUNTER_BYTES, ThreadTeam
 from pipeline.engine.torch.lean.tiles import HAS_BF16
 from pipeline.engine.torch.lean.vectors import LANES, padded
@@ -47,7 +47,7 @@ class LeanEngine(SlotEngine):
         frequencies = tensors["inverse_frequencies"][: plan.head_dim // 2]
         self._rotation = tables.rotation_table(frequencies, limits.max_seq_len, plan.rotary_scale)
         self._zeros = aligned((self._matrices[:, tables.NUM_BLOCKS].max() * LANES,), np.float32)
-        self._scratch = self._make_scratch()
+        self._scratch = scratch_memory(num_threads, plan.group_size, limits.max_seq_len, plan.head_dim)
         self._counters = aligned((num_counters(plan.num_layers) * COUNTER_BYTES // 8,), np.int64)
         self._sizes = np.zeros(tables.NUM_SIZES, np.int64)
         self._sizes[: tables.NUM_ROWS] = (
@@ -93,14 +93,6 @@ class LeanEngine(SlotEngine):
         arguments = (self._sizes, *model, self._buffers, *context, *table, wanted, *results, self._scratch)
         self._team.run(lambda thread, handle: run_pass(thread, handle, *arguments, self._counters))
         return result
-
-    def _make_scratch(self) -> Floats:
-        """[thread, floats] scratch memory, which begins with ones."""
-        group, dim = self._plan.group_size, self._plan.head_dim
-        size = scratch_floats(group, self.limits.max_seq_len, dim)
-        scratch = aligned((self._team.num_threads, padded(size)), np.float32)
-        scratch[:, : num_ones(group, dim)] = 1
-        return scratch
 
     def _grow_buffers(self, num_rows: int) -> None:
         """Allocate buffers of at least num_rows rows."""

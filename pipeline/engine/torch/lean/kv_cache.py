@@ -33,8 +33,8 @@ class LeanCache:
         is_float = plan.kind == "float32"
         kinds: tuple[Any, Any] = (np.float32, np.float32) if is_float else (np.int32, np.int16)
         self._per_pair = 1 if is_float else 2
-        self.num_bytes = 2 * int(np.prod(shape)) * blocks * LANES * cache_head_bytes(plan.kind, dim)
-        require_cache_memory(self.num_bytes, available_bytes(), num_slots, max_seq_len, "cpu")
+        num_bytes = 2 * int(np.prod(shape)) * blocks * LANES * cache_head_bytes(plan.kind, dim)
+        require_cache_memory(num_bytes, available_bytes(), num_slots, max_seq_len, "cpu")
         self.keys: Entries = aligned((*shape, blocks, dim // self._per_pair, LANES), kinds[0])
         places = (blocks * LANES + _UNUSED_PLACES) // self._per_pair
         self.values: Entries = aligned((*shape, dim // LANES, places, LANES, self._per_pair), kinds[1])

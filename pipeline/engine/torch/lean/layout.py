@@ -68,28 +68,21 @@ def rotary(config: Any) -> tuple[Array, float]:
     return frequencies.numpy(), float(scale)
 
 
-def _parts(plan: LeanPlan) -> dict[str, list[tuple[str, int]]]:
-    """Linear layers of each matrix, in order, with their numbers of columns."""
-    dim = plan.head_dim
-    inner = plan.intermediate_size
+def _parts(plan: LeanPlan) -> dict[str, list[tuple[str, int, int]]]:
+    """Linear layers of each matrix, in order, with their first column and their number of columns. Gate and up begin at
+    multiples of 16."""
+    dim, inner = plan.head_dim, plan.intermediate_size
+    queries, keys = plan.num_heads * dim, plan.num_kv_heads * dim
     return {
         "qkv": [
-            ("self_attn.q_proj", plan.num_heads * dim),
-            ("self_attn.k_proj", plan.num_kv_heads * dim),
-            ("self_attn.v_proj", plan.num_kv_heads * dim),
+            ("self_attn.q_proj", 0, queries),
+            ("self_attn.k_proj", queries, keys),
+            ("self_attn.v_proj", queries + keys, keys),
         ],
-        "output": [("self_attn.o_proj", plan.hidden_size)],
-        "gate_up": [("mlp.gate_proj", inner), ("mlp.up_proj", inner)],
-        "down": [("mlp.down_proj", plan.hidden_size)],
+        "output": [("self_attn.o_proj", 0, plan.hidden_size)],
+        "gate_up": [("mlp.gate_proj", 0, inner), ("mlp.up_proj", padded(inner), inner)],
+        "down": [("mlp.down_proj", 0, plan.hidden_size)],
     }
-
-
-def _places(name: str, parts: list[tuple[str, int]]) -> list[int]:
-    """First column of each part, and the total number of columns. Gate and up begin at multiples of 16."""
-    places = [0]
-    for _, width in parts:
-        places.append(places[-1] + (padded(width) if name == "gate_up" else width))
-    return places
 
 
 def _tensors(state: dict[str, torch.Tensor], plan: LeanPlan) -> dict[str, Array]:
@@ -110,7 +103,7 @@ def _tensors_of_layer(state: dict[str, torch.Tensor], plan: LeanPlan, layer: int
     prefix = f"model.layers.{layer}."
     tensors: dict[str, Array] = {}
     for name, parts in _parts(plan).items():
-        packed = _pack(*_joined(state, prefix, parts, _places(name, parts)), plan.kind)
+        packed = _pack(*_joined(state, prefix, parts), plan.kind)
         tensors |= {f"{name}.{field}": value for field, value in packed.items()}
     norms = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
     if plan.head_norms:
@@ -119,12 +112,14 @@ def _tensors_of_layer(state: dict[str, torch.Tensor], plan: LeanPlan, layer: int
 
 
 def _joined(
-    state: dict[str, torch.Tensor], prefix: str, parts: list[tuple[str, int]], places: list[int]
+    state: dict[str, torch.Tensor], prefix: str, parts: list[tuple[str, int, int]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[out, in] weight and [out] bias of several linear layers as one."""
-    num_inputs = state[f"{prefix}{parts[0][0]}.weight"].shape[1]
-    weight, bias = torch.zeros(places[-1], num_inputs), torch.zeros(places[-1])
-    for (name, width), place in zip(parts, places[:-1], strict=True):
+    (first_name, *_), (_, last_place, last_width) = parts[0], parts[-1]
+    num_outputs = last_place + last_width
+    weight = torch.zeros(num_outputs, state[f"{prefix}{first_name}.weight"].shape[1])
+    bias = torch.zeros(num_outputs)
+    for name, place, width in parts:
         weight[place : place + width] = state[f"{prefix}{name}.weight"]
         if f"{prefix}{name}.bias" in state:
             bias[place : place + width] = state[f"{prefix}{name}.bias"]
@@ -185,7 +180,7 @@ def _plain(tensors: dict[str, Array], plan: LeanPlan) -> dict[str, Array]:
         prefix = f"model.layers.{layer}."
         for name, parts in _parts(plan).items():
             weight, bias = unpack(tensors, name, layer, inputs[name]), tensors[f"{name}.bias"][layer]
-            for (module, width), place in zip(parts, _places(name, parts)[:-1], strict=True):
+            for module, place, width in parts:
                 state[f"{prefix}{module}.weight"] = weight[place : place + width]
                 state[f"{prefix}{module}.bias"] = bias[place : place + width].copy()
         state[f"{prefix}input_layernorm.weight"] = tensors["input_norm"][layer, :hidden].copy()

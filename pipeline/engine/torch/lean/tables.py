@@ -44,15 +44,7 @@ QKV, OUTPUT, GATE_UP, DOWN, NUM_MATRICES = range(5)
 # Columns of `embedding`: kind of its entries, address, and bytes from one step of a token's row to the next, from one
 # token to the next, and from one block of 16 tokens to the next. A step is 4 bytes. EMBEDDING_SCALE is the address of a
 # float32 per token, 0 for none.
-(
-    EMBEDDING_KIND,
-    EMBEDDING_ADDRESS,
-    EMBEDDING_STEP,
-    EMBEDDING_TOKEN,
-    EMBEDDING_BLOCK,
-    EMBEDDING_SCALE,
-    NUM_EMBEDDING_FIELDS,
-) = range(7)
+EMBEDDING_KIND, EMBEDDING_ADDRESS, EMBEDDING_STEP, EMBEDDING_TOKEN, EMBEDDING_BLOCK, EMBEDDING_SCALE = range(6)
 # Columns of `norms`: address of the weights, 0 for none.
 INPUT_NORM, POST_NORM, Q_NORM, K_NORM, NUM_NORMS = range(5)
 # Rows of `buffers`, each (address, bytes per row). The row NONE stays 0: no buffer.

@@ -95,7 +95,7 @@ class Traffic:
         self.sent: list[Sent] = []
 
     def submit(self, submission: Submission) -> None:
-        sent = Sent(submission, GenerationResult(submission.request.prompt_ids.tolist()))
+        sent = Sent(submission, GenerationResult())
         self.sent.append(sent)
         self.scheduler.submit(submission, sent.take)
 
