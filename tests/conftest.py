@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +39,7 @@ from pipeline.config.yaml_text import parse_yaml
 from pipeline.server import ports
 from tests.logs import Logs
 from tests.own_folders import own_folders
+from tests.triton_requests import backend_module
 
 # A shell makes what it starts in the background ignore SIGINT. The tests of Ctrl-C would not end there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -99,6 +101,12 @@ def _once() -> Iterator[None]:
         patch.setattr(text_format, "Parse", parse_once)
         patch.setattr("pipeline.config.loading.parse_yaml", lambda text: pickle.loads(parsed_yaml(text)))
         yield
+
+
+@pytest.fixture
+def triton_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the module of Triton's Python backend, which exists inside a server only."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", backend_module())
 
 
 @pytest.fixture

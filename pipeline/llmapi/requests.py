@@ -20,8 +20,7 @@ _PREFIX = "sampling_param_"
 
 @dataclass(frozen=True, slots=True)
 class LlmRequest:
-    """A request. sampling: arguments of SamplingParams. is_stop: the request has no prompt, and cancels the running
-    request with its id. Other fields: outputs to return."""
+    """A request. sampling: arguments of SamplingParams. Other fields: outputs to return."""
 
     prompt: str
     sampling: dict[str, Any]
@@ -29,26 +28,23 @@ class LlmRequest:
     finish_reason: bool
     stop_reason: bool
     cumulative_logprob: bool
-    is_stop: bool
 
 
 def llm_request(tensors: Tensors, can_stream: bool) -> LlmRequest:
     """Read a request. can_stream: whether the model may send several responses. Raises RequestError if the request is
     invalid."""
-    is_stop = flag(tensors, "stop")
     if flag(tensors, "streaming") and not can_stream:
         raise RequestError(
             "streaming is true, and this model sends one response; leave it out, or write the repository with "
             "--decoupled"
         )
     return LlmRequest(
-        prompt="" if is_stop else _prompt(tensors),
+        prompt=_prompt(tensors),
         sampling=_sampling(tensors),
         streaming=flag(tensors, "streaming"),
         finish_reason=flag(tensors, "return_finish_reason"),
         stop_reason=flag(tensors, "return_stop_reason"),
         cumulative_logprob=flag(tensors, "return_cumulative_logprob"),
-        is_stop=is_stop,
     )
 
 

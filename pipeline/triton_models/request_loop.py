@@ -21,8 +21,6 @@ from pipeline.triton_models.sibling_stops import SiblingStops
 from pipeline.triton_models.tensors import Tensors, flag
 from pipeline.triton_models.triton import CallResponses, Client, drop_requests, error_response, tensors_of
 
-# Interval at which the loop checks for disconnected clients.
-CANCELLATION_CHECK_S = 0.1
 # Number of remembered stops of requests that have not arrived: a stop over gRPC may overtake its request over HTTP.
 _MAX_EARLY_STOPS = 1024
 
@@ -42,12 +40,20 @@ Serve = Callable[[IncomingRequest], Coroutine[Any, Any, None]]
 class RequestLoop:
     """Runs `serve` once per request. serve sends all responses, the final one included. If it raises, RequestLoop sends
     the error. kept: responses of calls to other models, see `CallResponses`. max_calls: threads of the loop's default
-    executor, one for each concurrent call to another model. siblings: other processes of the model, if there are
-    any."""
+    executor, one for each concurrent call to another model. siblings: other processes of the model, if there are any.
+    check_period_s: interval of checks for disconnected clients."""
 
-    def __init__(self, serve: Serve, kept: CallResponses, max_calls: int, siblings: SiblingStops | None = None) -> None:
+    def __init__(
+        self,
+        serve: Serve,
+        kept: CallResponses,
+        max_calls: int,
+        siblings: SiblingStops | None = None,
+        check_period_s: float = 0.1,
+    ) -> None:
         self._serve = serve
         self._kept = kept
+        self._check_period_s = check_period_s
         self._tasks: dict[asyncio.Task[None], IncomingRequest] = {}
         self._watch: asyncio.Task[None] | None = None
         self._early_stops: deque[str] = deque(maxlen=_MAX_EARLY_STOPS)
@@ -132,7 +138,7 @@ class RequestLoop:
     async def _watch_clients(self) -> None:
         """Cancel the requests of disconnected clients until no request is left."""
         while self._tasks:
-            await asyncio.sleep(CANCELLATION_CHECK_S)
+            await asyncio.sleep(self._check_period_s)
             for task, incoming in list(self._tasks.items()):
                 if not task.done() and self._kept.is_gone(incoming.client):
                     self._cancel(task)

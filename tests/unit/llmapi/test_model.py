@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import runpy
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +22,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.usefixtures("triton_backend")
 @pytest.mark.parametrize("takes_text", [False, True], ids=["older release", "newer release"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_release_gets_its_arguments_in_a_form_that_it_takes(
@@ -32,14 +31,12 @@ def test_every_release_gets_its_arguments_in_a_form_that_it_takes(
     import tensorrt_llm.llmapi as llmapi
 
     monkeypatch.setattr(llmapi, "TAKES_TEXT", takes_text)
-    utils = SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=1)
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
     folder = render_llmapi(trt_config(), method, tmp_path / "repository", folders().home / "triton_repo")
     code = runpy.run_path(str(folder / "tensorrt_llm" / "1" / "model.py"))
     model = code["TritonPythonModel"]()
     model.initialize({"model_repository": str(folder / "tensorrt_llm"), "model_version": "1"})
     try:
-        llm = model._service._llm
+        llm = model._llm
         assert type(llm.speculative_config).__name__ == CONFIGS[method]
         assert "triton_config" not in llm.arguments
         # Drafts that are made on the GPU inside the pass go with the overlap scheduler.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,41 +11,47 @@ import pytest
 
 from pipeline.config.schema import TrieDraftConfig
 from pipeline.llmapi.llm_arguments import llm_arguments, with_speculation
-from pipeline.llmapi.service import LlmService
+from pipeline.llmapi.service import serve
 from pipeline.llmapi.settings import DraftSettings, Method
+from pipeline.triton_models.request_loop import RequestLoop
 from pipeline.triton_models.tensors import Array
+from pipeline.triton_models.triton import CallResponses
 from tests.patience import PATIENCE_S
+from tests.triton_requests import Request
 
 PROMPT = "one two three one two"
 
 
-class Asked:
-    """A client that keeps what it was sent."""
+pytestmark = pytest.mark.usefixtures("triton_backend")
 
-    def __init__(self, request_id: str = "") -> None:
-        self.request_id = request_id
-        self.answers: list[dict[str, Array]] = []
-        self.error: str | None = None
-        self.gone = False
-        self.done = threading.Event()
 
-    def answer(self, tensors: dict[str, Array], *, last: bool) -> None:
-        self.answers.append(tensors)
-        if last:
-            self.done.set()
+class Asked(Request):
+    """A request whose responses are waited for."""
 
-    def fail(self, error: Exception) -> None:
-        self.error = str(error)
-        self.done.set()
-
-    def is_gone(self) -> bool:
-        return self.gone
+    @property
+    def responses(self) -> list[dict[str, Array]]:
+        """The tensors of all responses."""
+        found, last = [], False
+        while not last:
+            tensors, last = self.answers.get(timeout=PATIENCE_S)
+            assert isinstance(tensors, dict), tensors
+            found.append(tensors)
+        return found
 
     @property
     def text(self) -> str:
-        assert self.done.wait(PATIENCE_S)
-        assert self.error is None
-        return bytes(self.answers[-1]["text_output"][0]).decode()
+        """The text of the last response."""
+        return text_of(self.responses[-1])
+
+    @property
+    def error(self) -> str:
+        (sentence, _), last = self.answers.get(timeout=PATIENCE_S)
+        assert last
+        return str(sentence)
+
+
+def text_of(tensors: dict[str, Array]) -> str:
+    return bytes(tensors["text_output"][0]).decode()
 
 
 def settings_for(method: Method) -> DraftSettings:
@@ -60,27 +67,37 @@ def arguments() -> dict[str, Any]:
     }
 
 
-def service_of(package: Any, method: Method) -> LlmService:
-    llm = package.LLM(**llm_arguments(arguments(), settings_for(method)))
-    return LlmService(llm, package.SamplingParams, 0.01, can_stream=True)
+class Service:
+    """The `llmapi` model over a stand-in for TensorRT-LLM, as its model.py makes it."""
+
+    def __init__(self, package: Any, method: Method) -> None:
+        self.llm = package.LLM(**llm_arguments(arguments(), settings_for(method)))
+        answer = partial(serve, self.llm, package.SamplingParams, True)
+        self.loop = RequestLoop(answer, CallResponses(), max_calls=1, check_period_s=0.01)
+
+    def close(self) -> None:
+        self.loop.close()
+        self.llm.shutdown()
 
 
-def ask(service: LlmService, prompt: str = PROMPT, request_id: str = "", **more: Any) -> Asked:
-    tensors = {"text_input": np.asarray([prompt.encode()], np.object_)}
-    tensors["sampling_param_max_tokens"] = np.asarray([40], np.int32)
-    client = Asked(request_id)
-    service.submit(tensors | {name: np.asarray([value]) for name, value in more.items()}, client)
-    return client
+def ask(service: Service, prompt: str = PROMPT, request_id: str = "", **more: Any) -> Asked:
+    tensors = {
+        "text_input": np.asarray([prompt.encode()], np.object_),
+        "sampling_param_max_tokens": np.asarray([40], np.int32),
+    }
+    request = Asked(request_id, outputs=("text_output", "finish_reason"), **(tensors | more))
+    service.loop.submit(request)
+    return request
 
 
 def test_the_drafter_changes_no_text_and_saves_steps(tensorrt_llm):
-    plain, ours = service_of(tensorrt_llm, "ngram"), service_of(tensorrt_llm, "trie")
+    plain, ours = Service(tensorrt_llm, "ngram"), Service(tensorrt_llm, "trie")
     try:
         expected = [ask(plain, f"{PROMPT} {number}").text for number in range(4)]
         assert [ask(ours, f"{PROMPT} {number}").text for number in range(4)] == expected
         at_once = [ask(ours, f"{PROMPT} {number}") for number in range(4)]
         assert [client.text for client in at_once] == expected
-        llm = ours._llm
+        llm = ours.llm
         assert llm.num_accepted > 100  # of 320 tokens
         assert llm.num_steps < 200
         assert llm.drafter.drafts is llm.resources.drafts  # one object on the other side, too
@@ -88,11 +105,11 @@ def test_the_drafter_changes_no_text_and_saves_steps(tensorrt_llm):
         assert not llm.drafter.drafts._running
         assert llm.drafter.max_draft_len == llm.drafter.max_total_draft_tokens == 5
         assert llm.resources.get_max_resource_count() == 4
-        assert plain._llm.num_drafted == 0
+        assert plain.llm.num_drafted == 0
     finally:
         plain.close()
         ours.close()
-    assert ours._llm.is_shut_down
+    assert ours.llm.is_shut_down
 
 
 def takes_concurrency(self: Any, max_concurrency: int | None = None) -> None:
@@ -123,7 +140,7 @@ def test_base_classes_of_other_releases_are_fine(tensorrt_llm, monkeypatch, cons
 
     monkeypatch.setattr(drafter.Drafter, "__init__", constructor)
     monkeypatch.setattr(drafter.Drafter, "pad_draft_tokens_for_cuda_graph", padded)
-    service = service_of(tensorrt_llm, "trie")
+    service = Service(tensorrt_llm, "trie")
     assert len(ask(service).text) == 40
     service.close()
 
@@ -142,43 +159,48 @@ def test_the_suffix_automaton_is_configured_and_ngram_is_the_fallback(tensorrt_l
 
 
 def test_a_stream_brings_the_text_as_it_grows(tensorrt_llm):
-    service = service_of(tensorrt_llm, "trie")
+    service = Service(tensorrt_llm, "trie")
     whole = ask(service).text
-    client = ask(service, streaming=True, return_finish_reason=True)
-    assert client.text == whole
-    texts = [bytes(answer["text_output"][0]).decode() for answer in client.answers]
+    responses = ask(service, streaming=True, return_finish_reason=True).responses
+    texts = [text_of(response) for response in responses]
+    assert texts[-1] == whole
     assert len(texts) > 3
     assert all(whole.startswith(text) for text in texts)
-    assert [bytes(answer["finish_reason"][0]) for answer in client.answers[-2:]] == [b"None", b"length"]
+    assert [bytes(response["finish_reason"][0]) for response in responses[-2:]] == [b"None", b"length"]
     service.close()
 
 
 def test_bad_requests_get_a_sentence_and_harm_no_other(tensorrt_llm):
-    service = service_of(tensorrt_llm, "trie")
+    service = Service(tensorrt_llm, "trie")
     bad = [
         (ask(service, sampling_param_max_tokens=0), "sampling_param_max_tokens is 0"),
         (ask(service, sampling_param_temperature=float("nan")), "sampling_param_temperature is nan"),
-        (ask(service, stop=True), "stop needs the id"),
+        (ask(service, stop=True), "the request has no id"),
+        (ask(service, text_input=np.asarray([b"a", b"b"], np.object_)), r"text_input has shape [2]"),
+        (nothing := Asked(), "text_input is missing"),
     ]
-    nothing = Asked()
-    service.submit({}, nothing)
-    two = Asked()
-    service.submit({"text_input": np.asarray([b"a", b"b"], np.object_)}, two)
-    bad += [(nothing, "text_input is missing"), (two, r"text_input has shape [2]")]
+    service.loop.submit(nothing)
     for client, sentence in bad:
-        assert client.done.wait(PATIENCE_S)
-        assert client.error is not None
         assert sentence in client.error
     assert len(ask(service).text) == 40
     service.close()
 
 
-def test_a_fault_inside_the_model_fails_that_request_alone(tensorrt_llm, monkeypatch):
-    service = service_of(tensorrt_llm, "ngram")
-    monkeypatch.setattr(service._llm, "generate_async", lambda *a, **k: 1 / 0)
+def test_inputs_are_read_before_triton_reuses_their_memory(tensorrt_llm):
+    service = Service(tensorrt_llm, "ngram")
+    held = threading.Event()
+    service.loop._loop.call_soon_threadsafe(held.wait)  # the request begins after `execute` has returned
     client = ask(service)
-    assert client.done.wait(PATIENCE_S)
-    assert client.error == "division by zero"
+    client.memory["sampling_param_max_tokens"][:] = 0
+    held.set()
+    assert len(client.text) == 40
+    service.close()
+
+
+def test_a_fault_inside_the_model_fails_that_request_alone(tensorrt_llm, monkeypatch):
+    service = Service(tensorrt_llm, "ngram")
+    monkeypatch.setattr(service.llm, "generate_async", lambda *a, **k: 1 / 0)
+    assert "division by zero" in ask(service).error
     monkeypatch.undo()
     service.close()
 
@@ -186,14 +208,18 @@ def test_a_fault_inside_the_model_fails_that_request_alone(tensorrt_llm, monkeyp
 @pytest.mark.parametrize("how", ["leaves", "stops"])
 def test_a_client_that_leaves_or_stops_ends_its_request(tensorrt_llm, monkeypatch, how):
     monkeypatch.setattr(tensorrt_llm.LLM, "step_seconds", 0.02)
-    service = service_of(tensorrt_llm, "ngram")
+    started: list[Any] = []
+    generate = tensorrt_llm.LLM.generate_async
+    monkeypatch.setattr(
+        tensorrt_llm.LLM, "generate_async", lambda *a, **k: started.append(generate(*a, **k)) or started[-1]
+    )
+    service = Service(tensorrt_llm, "ngram")
     client = ask(service, request_id="r", streaming=True, sampling_param_max_tokens=4000)
+    assert client.answers.get(timeout=PATIENCE_S)[1] is False
     if how == "leaves":
         client.gone = True
     else:
-        stopper = ask(service, request_id="r", stop=True)
-        assert stopper.done.wait(PATIENCE_S)
-    assert client.done.wait(PATIENCE_S)
-    assert client.error == "the request ended before its output was complete"
-    assert not service._by_id
+        assert ask(service, request_id="r", stop=True).answers.get(timeout=PATIENCE_S) == ({}, True)
+    assert client.responses[-1] == {}
+    assert started[0].aborted
     service.close()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import queue
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,45 +17,9 @@ from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
 from pipeline.triton_models.sibling_stops import SiblingStops, siblings_of
 from pipeline.triton_models.triton import CallResponses, Client
 from tests.patience import PATIENCE_S
+from tests.triton_requests import Request
 
-FINAL = 1
-
-
-class Request:
-    """What `execute` gets. answers: responses as (text or error, last)."""
-
-    def __init__(self, request_id: str = "", gone: bool = False, **tensors: Any) -> None:
-        self.answers: queue.Queue[tuple[Any, bool]] = queue.Queue()
-        self._id, self._gone = request_id, gone
-        self._tensors = {name: np.asarray([[value]]) for name, value in tensors.items()}
-
-    def request_id(self) -> str:
-        return self._id
-
-    def inputs(self) -> list[Any]:
-        return [SimpleNamespace(name=lambda n=n: n, as_numpy=lambda v=v: v) for n, v in self._tensors.items()]
-
-    def requested_output_names(self) -> set[str]:
-        return {"text"}
-
-    def get_response_sender(self) -> Any:
-        return SimpleNamespace(
-            send=lambda response=None, flags=0: self.answers.put((response, flags == FINAL)),
-            is_cancelled=lambda: self._gone,
-        )
-
-
-@pytest.fixture(autouse=True)
-def backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = SimpleNamespace(UNAVAILABLE="busy", INVALID_ARG="invalid", INTERNAL="internal")
-    utils = SimpleNamespace(
-        TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
-        Tensor=lambda name, value: value,
-        InferenceResponse=lambda tensors=(), error=None: error or list(tensors),
-        TritonError=type("TritonError", (tuple,), {"__new__": lambda cls, *a: tuple(a), **vars(error)}),
-        Logger=SimpleNamespace(log_error=lambda text: None),
-    )
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
+pytestmark = pytest.mark.usefixtures("triton_backend")
 
 
 @contextmanager
@@ -117,7 +78,7 @@ def test_each_request_gets_its_own_answer_or_error(loop):
     for request in requests.values():
         loop.submit(request)
 
-    assert answer(requests["fine"]) == ([np.asarray(["fine"])], True)
+    assert answer(requests["fine"]) == ({"text": np.asarray(["fine"])}, True)
     assert answer(requests["wrong"]) == (("kind is wrong", "invalid"), True)
     assert answer(requests["fault"]) == (("internal error: ZeroDivisionError('oh')", "internal"), True)
     assert requests["endless"].answers.empty()
@@ -127,7 +88,7 @@ def test_a_request_ends_when_its_client_leaves(loop):
     left = Request(gone=True, kind="endless")
     loop.submit(left)
 
-    assert answer(left) == ([], True)
+    assert answer(left) == ({}, True)
 
 
 def test_stop_ends_the_requests_with_its_id_and_no_others(loop):
@@ -138,7 +99,7 @@ def test_stop_ends_the_requests_with_its_id_and_no_others(loop):
         loop.submit(request)
 
     for request in (stop, first, second, third):
-        assert answer(request) == ([], True)
+        assert answer(request) == ({}, True)
     assert other.answers.empty()
 
 
@@ -150,7 +111,7 @@ def test_stop_with_a_unique_id_ends_one_request(loop):
         loop.submit(request)
 
     for request in (stop, one):
-        assert answer(request) == ([], True)
+        assert answer(request) == ({}, True)
     assert all(request.answers.empty() for request in others)
 
 
@@ -164,8 +125,8 @@ def test_a_stop_that_overtakes_its_request_ends_it_and_no_later_one_with_the_sam
     for request in (late, again, same):
         loop.submit(request)
 
-    assert answer(late) == ([], True)
-    assert answer(again) == answer(same) == ([np.asarray(["fine"])], True)
+    assert answer(late) == ({}, True)
+    assert answer(again) == answer(same) == ({"text": np.asarray(["fine"])}, True)
 
 
 @pytest.mark.parametrize("request_id", ["a", unique_id("a"), "a" * 100_000], ids=["chosen", "unique", "long"])
@@ -177,7 +138,7 @@ def test_a_stop_reaches_the_process_that_runs_the_request(two_loops, request_id)
     stop = Request(request_id, stop=True)
     second.submit(stop)
 
-    assert answer(stop) == answer(request) == ([], True)
+    assert answer(stop) == answer(request) == ({}, True)
     assert other.answers.empty()
 
 
@@ -188,11 +149,11 @@ def test_a_stop_that_overtakes_its_request_is_remembered_by_all_processes(two_lo
     first.submit(running_one)
     second.submit(stop)
     second.submit(last)  # read after the other stop
-    assert answer(stop) == answer(running_one) == ([], True)
+    assert answer(stop) == answer(running_one) == ({}, True)
     late = Request(unique, kind="endless")
     first.submit(late)
 
-    assert answer(late) == ([], True)
+    assert answer(late) == ({}, True)
 
 
 def test_many_stops_at_once_arrive(two_loops):
@@ -202,7 +163,7 @@ def test_many_stops_at_once_arrive(two_loops):
         first.submit(request)
         second.submit(Request(request.request_id(), stop=True))
 
-    assert all(answer(request) == ([], True) for request in requests)
+    assert all(answer(request) == ({}, True) for request in requests)
 
 
 def test_one_process_or_a_server_of_another_program_has_no_siblings(tmp_path, capfd):
@@ -222,7 +183,7 @@ def test_a_request_that_is_stopped_before_it_began_is_answered(loop):
     incoming = IncomingRequest({}, Client(request), "")
     asyncio.run_coroutine_threadsafe(begin_and_stop(incoming), loop._loop).result(PATIENCE_S)
 
-    assert answer(request) == ([], True)
+    assert answer(request) == ({}, True)
 
 
 def test_stop_without_an_id_is_refused(loop):

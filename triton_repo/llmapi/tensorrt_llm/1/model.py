@@ -7,26 +7,17 @@ environment variable LLM_CONFIG_PATH selects another file, as in the stock model
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pipeline.llmapi.llm_arguments import llm_arguments
-from pipeline.llmapi.service import LlmService
+from pipeline.llmapi.service import serve
 from pipeline.llmapi.settings import DraftSettings
-from pipeline.triton_models.triton import Client, error_response, tensors_of
-
-
-class LlmClient(Client):
-    """Client of a Triton request for `LlmService`."""
-
-    def __init__(self, request: Any) -> None:
-        super().__init__(request)
-        self.request_id: str = request.request_id()
-
-    def fail(self, error: Exception) -> None:
-        self.send(error_response(error), last=True)
+from pipeline.triton_models.request_loop import RequestLoop
+from pipeline.triton_models.triton import CallResponses
 
 
 class TritonPythonModel:
@@ -39,12 +30,14 @@ class TritonPythonModel:
         triton = arguments.pop("triton_config")
         settings = DraftSettings.model_validate_json((folder / "drafts.json").read_bytes())
         period_s = int(triton["cancellation_check_period_ms"]) / 1000
-        llm = LLM(**llm_arguments(arguments, settings))
-        self._service = LlmService(llm, SamplingParams, period_s, bool(triton["decoupled"]))
+        self._llm = LLM(**llm_arguments(arguments, settings))
+        answer = partial(serve, self._llm, SamplingParams, bool(triton["decoupled"]))
+        self._loop = RequestLoop(answer, CallResponses(), max_calls=1, check_period_s=period_s)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            self._service.submit(tensors_of(request), LlmClient(request))
+            self._loop.submit(request)
 
     def finalize(self) -> None:
-        self._service.close()
+        self._loop.close()
+        self._llm.shutdown()
