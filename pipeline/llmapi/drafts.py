@@ -18,17 +18,14 @@ from pipeline.decoding.drafting.create import create_drafter
 from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.request import StepResult, as_token_ids
 from pipeline.decoding.session import outcome_of_tokens
-from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree
 from pipeline.llmapi.settings import DraftSettings
-from pipeline.triton_models.steps import main_chain
+from pipeline.triton_models.steps import chain_budget, main_chain
 
 logger = logging.getLogger(__name__)
 
 # Steps after which an absent request is forgotten. If it was only paused, it returns as a new request.
 FORGET_AFTER = 4096
-# Proposed tree nodes per token of the chain that is taken from the tree.
-_NODES_PER_TOKEN = 4
 # Upper bound: the sources only compare and store token ids.
 _ANY_VOCABULARY = 1 << 30
 
@@ -95,15 +92,14 @@ class ChainDrafts:
             self.stop(request_id)
             running = None
         if running is None:
-            start = as_token_ids(tokens[: min(prompt_len, len(tokens))])
+            start = as_token_ids(tokens[:prompt_len])
             self._sources().start(str(request_id), start, "", self._names())
             running = self._running[request_id] = _RunningRequest(len(start))
         running.last_seen = self._num_steps
         self._learn(request_id, tokens)
         if max_len <= 0:
             return []
-        budget = DraftBudget(_NODES_PER_TOKEN * max_len, max_len)
-        proposed = self._sources().propose(str(request_id), as_token_ids(tokens), budget)
+        proposed = self._sources().propose(str(request_id), as_token_ids(tokens), chain_budget(max_len))
         running.tree = main_chain(proposed, max_len)
         chain: list[int] = running.tree.token_ids.tolist()
         return chain
@@ -131,8 +127,7 @@ class ChainDrafts:
         self.num_failures += 1
         if self.num_failures == 1:
             logger.exception("drafting failed; the request continues without drafts; further failures are not logged")
-        if self._running.pop(request_id, None) is not None and self._drafter is not None:
-            self._drafter.stop(str(request_id))
+        self.stop(request_id)
 
 
 def room_for_drafts(num_tokens: int, prompt_len: int, max_new_tokens: int) -> int:

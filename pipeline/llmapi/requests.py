@@ -1,14 +1,20 @@
-"""Converts the input tensors of the `llmapi` model to prompts and sampling parameters, and results to outputs."""
+"""Requests of the `llmapi` model: input tensors -> prompt and sampling parameters -> results of TensorRT-LLM's `LLM` ->
+output tensors. NOT RUN with it.
+
+Only `LLM.generate_async` is used. It returns an asynchronous iterator of results with a method `abort()`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pipeline.errors import RequestError
+from pipeline.triton_models.request_loop import IncomingRequest
 from pipeline.triton_models.tensors import Array, Tensors, decode_utf8, flag, number, scalar
 
 # Inputs by the name of the sampling parameter that they set.
@@ -28,6 +34,28 @@ class LlmRequest:
     finish_reason: bool
     stop_reason: bool
     cumulative_logprob: bool
+
+
+async def serve(llm: Any, sampling_params: Callable[..., Any], can_stream: bool, incoming: IncomingRequest) -> None:
+    """Send all responses to a request; to be run by a `RequestLoop`. Ends the model's request if it is cancelled.
+    sampling_params: TensorRT-LLM's class SamplingParams. can_stream: whether the Triton model may send several
+    responses to a request. Raises RequestError if the request is invalid, or the model ends it early."""
+    request = llm_request(incoming.tensors, can_stream)
+    running = llm.generate_async(request.prompt, sampling_params(**request.sampling), streaming=request.streaming)
+    result = None
+    try:
+        async for result in running:
+            if request.streaming:
+                incoming.client.answer(output_tensors(request, result), last=bool(result.finished))
+    except asyncio.CancelledError:
+        running.abort()
+        raise
+    if result is None:
+        raise RequestError("the model returned no result")
+    if not request.streaming:
+        incoming.client.answer(output_tensors(request, result), last=True)
+    elif not result.finished:
+        raise RequestError("the request ended before its output was complete")
 
 
 def llm_request(tensors: Tensors, can_stream: bool) -> LlmRequest:

@@ -151,9 +151,9 @@ class Bls:
                 if not request.stream or (generation.finish_reason is not None and not in_chunks):
                     kept.append(piece)
                 elif piece.text or piece.logits or request.tokens_only:
-                    yield TextAnswer({**output_of([piece], request.tokens_only), **_index()}, last=False)
+                    yield TextAnswer(output_of([piece], request.tokens_only), last=False)
         output = output_of(kept, request.tokens_only)
-        yield TextAnswer({**output, **_index(), **_last_tensors(generation, started, self._is_safe)}, last=True)
+        yield TextAnswer(output | _last_tensors(generation, started, self._is_safe), last=True)
 
     def _generation(self, request: TextRequest, engine: EngineBinding, slot: HeldSlot) -> Generation:
         names = source_names(engine.strategy, self._drafter.names)
@@ -276,11 +276,6 @@ def _request_metrics(generation: Generation, outcome: str, started: float) -> Re
         num_calls=generation.num_calls,
         num_calls_without_draft=generation.num_calls_without_draft,
     )
-
-
-def _index() -> dict[str, Array]:
-    """TensorRT-LLM's numbering of responses: one row, one beam."""
-    return {"batch_index": int_tensor(0), "sequence_index": int_tensor(0)}
 
 
 def _string(value: str) -> Array:

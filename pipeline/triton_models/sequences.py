@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,24 +35,20 @@ def num_sequences(tensors: Tensors) -> int:
     return 1 if count is None else count
 
 
-def sequence_seed(seed: int, index: int) -> int:
-    """Seed of output `index` of a request with `seed`, as an unsigned 64-bit number."""
-    return (seed + index) % (1 << 64)
-
-
 def sequence_of(tensors: Tensors, index: int) -> Tensors:
     """Tensors of the separate request for output `index`."""
     alone = {name: value for name, value in tensors.items() if name != NUM_SEQUENCES}
     if index:
-        seed = sequence_seed(integer(tensors, "seed") or 0, index)
-        alone["seed"] = np.asarray([[seed]], np.uint64)
+        seed = (integer(tensors, "seed") or 0) + index
+        alone["seed"] = np.asarray([[seed % (1 << 64)]], np.uint64)
     return alone
 
 
 async def answer_all(
     answer: Callable[[Tensors], AsyncGenerator[TextAnswer, None]], tensors: Tensors
 ) -> AsyncGenerator[TextAnswer, None]:
-    """Yield the responses of all outputs of a request, each with its `sequence_index`. `last` marks the final one.
+    """Yield the responses of all outputs of a request, with TensorRT-LLM's indices of row (always 0) and output. `last`
+    marks the final response.
 
     In a stream the other outputs begin after the first response of output 0, so that they reuse its prompt's KV cache.
     Closing the generator early cancels all outputs. An error of one output cancels the others and is raised."""
@@ -77,8 +73,8 @@ async def answer_all(
                 raise item
             tasks += [asyncio.create_task(run(other)) for other in range(len(tasks), count)]
             num_ended += item.last
-            item.tensors["sequence_index"] = int_tensor(index)
-            yield replace(item, last=num_ended == count)
+            indices = {"batch_index": int_tensor(0), "sequence_index": int_tensor(index)}
+            yield TextAnswer(item.tensors | indices, last=num_ended == count)
     finally:
         for task in tasks:
             task.cancel()

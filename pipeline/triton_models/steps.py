@@ -120,9 +120,13 @@ class ChainSteps:
 
 
 def tree_budget(budget: DraftBudget, limits: RuntimeLimits) -> DraftBudget:
-    """Draft budget for trees whose best branch is sent as a chain to an engine with these limits."""
-    depth = min(budget.max_depth, limits.max_draft_len, budget.max_nodes)
-    return DraftBudget(_TREE_FACTOR * depth, depth)
+    """The `chain_budget` of a request, within the limits of its engine."""
+    return chain_budget(min(budget.max_depth, limits.max_draft_len, budget.max_nodes))
+
+
+def chain_budget(max_len: int) -> DraftBudget:
+    """Draft budget for trees whose best branch is sent as a chain of at most max_len tokens."""
+    return DraftBudget(_TREE_FACTOR * max_len, max_len)
 
 
 def main_chain(tree: DraftTree, max_len: int) -> DraftTree:

@@ -69,14 +69,10 @@ class TextRequest:
 
 
 def text_request(
-    codec: TextCodec,
-    tensors: Tensors,
-    request_id: str,
-    default_strategy: str,
-    longest_prompt: int | None = None,
+    codec: TextCodec, tensors: Tensors, request_id: str, default_strategy: str, longest_prompt: int
 ) -> TextRequest:
-    """Read a request from its tensors. longest_prompt: limit of the prompt in tokens, if known. Raises RequestError if
-    the request is invalid or uses an unsupported option."""
+    """Read a request from its tensors. longest_prompt: limit of the prompt in tokens. Raises RequestError if the
+    request is invalid or uses an unsupported option."""
     require_one_row(tensors)
     refuse_unsupported(tensors, _UNSUPPORTED, _FIXED, "lookahead_bls")
     strategy = text(tensors, "strategy") or default_strategy
@@ -171,21 +167,19 @@ def _words(tensors: Tensors, name: str) -> list[str]:
     return words
 
 
-def _prediction(codec: TextCodec, tensors: Tensors, longest_prompt: int | None) -> IntArray:
+def _prediction(codec: TextCodec, tensors: Tensors, longest_prompt: int) -> IntArray:
     """Token ids of the client's guess at the output, cut to longest_prompt."""
     prediction = text(tensors, "prediction")
     if not prediction:
         return np.empty(0, np.int32)
-    if longest_prompt is not None:
-        prediction = prediction[: _CHARS_PER_TOKEN * longest_prompt]
-    return codec.encode(prediction, add_special_tokens=False)[:longest_prompt]
+    return codec.encode(prediction[: _CHARS_PER_TOKEN * longest_prompt], add_special_tokens=False)[:longest_prompt]
 
 
-def _encoded_prompt(codec: TextCodec, prompt: str, longest: int | None, add_special_tokens: bool = True) -> IntArray:
+def _encoded_prompt(codec: TextCodec, prompt: str, longest: int, add_special_tokens: bool = True) -> IntArray:
     """Token ids of a prompt. Raises RequestError as soon as its beginning has twice as many tokens as the limit. (The
     limit itself would not do: the last word of a beginning may have more tokens than it has in the whole text.)"""
-    num_chars = len(prompt) if longest is None else _CHARS_PER_TOKEN * longest
-    while longest is not None and num_chars < len(prompt):
+    num_chars = _CHARS_PER_TOKEN * longest
+    while num_chars < len(prompt):
         if len(codec.encode(prompt[:num_chars], add_special_tokens)) > 2 * longest:
             raise RequestError(
                 f"the first {num_chars} characters of the prompt have more than {2 * longest} tokens; prompt and "
@@ -199,7 +193,7 @@ def _num_bytes(text: str) -> int:
     return len(text.encode(errors="surrogatepass"))
 
 
-def _prompt(codec: TextCodec, tensors: Tensors, longest: int | None) -> tuple[IntArray, str]:
+def _prompt(codec: TextCodec, tensors: Tensors, longest: int) -> tuple[IntArray, str]:
     prompt = text(tensors, "text_input") or ""
     messages, system = text(tensors, "messages"), text(tensors, "system_prompt")
     if "input_ids" in tensors:

@@ -108,14 +108,11 @@ class RecordedRows:
         return self._drafts.get((row, token), UNKNOWN)
 
 
-def save_rows(
-    path: Path, recorded: Sequence[RecordedRows], texts: Sequence[IntArray], first_rows: FirstRows = NO_FIRST_ROWS
-) -> None:
-    """Write the rows of texts, and the first rows, to one compressed file. Raises UserError if it cannot be
-    written."""
+def save_rows(path: Path, recorded: Sequence[RecordedRows], first_rows: FirstRows = NO_FIRST_ROWS) -> None:
+    """Write rows of texts, and the first rows, to one compressed file. Raises UserError if it cannot be written."""
     arrays = {f"{_FIRST}.{key}": value for key, value in first_rows._asdict().items()}
-    for rows, text in zip(recorded, texts, strict=True):
-        arrays |= {f"{_name(text)}.{key}": value for key, value in rows.arrays().items()}
+    for rows in recorded:
+        arrays |= {f"{_name(rows.text)}.{key}": value for key, value in rows.arrays().items()}
     try:
         with path.open("wb") as file:
             np.savez_compressed(file, **arrays)

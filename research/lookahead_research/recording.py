@@ -18,9 +18,8 @@ _CHUNK = 128
 class LiveRows:
     """Recorded rows of one text. An engine computes the missing ones."""
 
-    def __init__(self, recorded: RecordedRows, text: IntArray, engine: Engine) -> None:
+    def __init__(self, recorded: RecordedRows, engine: Engine) -> None:
         self.recorded = recorded
-        self._text = text
         self._engine = engine
 
     def candidates(self, position: int, tree: DraftTree, k: int) -> tuple[IntArray, FloatArray]:
@@ -35,7 +34,7 @@ class LiveRows:
         return self.recorded.candidates(position, tree, k)
 
     def _verify(self, position: int, tree: DraftTree) -> None:
-        sequence = self._engine.open(self._text[:position])
+        sequence = self._engine.open(self.recorded.text[:position])
         try:
             (logits,) = self._engine.verify([VerifyItem(sequence, tree)])
         finally:

@@ -108,7 +108,7 @@ def replay(
     budgets: Sequence[int],
     regimes: Sequence[str],
     branch_length: int = 12,
-    on_row: Callable[[], None] | None = None,
+    on_row: Callable[[], None] = lambda: None,
     trie: TrieDraftConfig | None = None,
     max_draft_len: int | None = None,
     targets: Sequence[TargetRows] | None = None,
@@ -136,8 +136,7 @@ def replay(
             tallies: dict[str, _Tally] = {}
             for row, tally in _replayed(known, create, DraftBudget(budget, max_draft_len or branch_length), regime):
                 tallies.setdefault(row.task, _Tally()).add(tally)
-                if on_row is not None:
-                    on_row()
+                on_row()
             total = _Tally()
             for task, tally in tallies.items():
                 results.append(tally.result(budget, regime, task, source))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import psutil
@@ -115,8 +116,8 @@ def bench_trie(
     draft_nodes: int = 64,
     max_bytes: int | None = None,
     num_queries: int = 2000,
-    on_progress: Callable[[int], None] | None = None,
-    peers: Mapping[str, PromptLookup] | None = None,
+    on_progress: Callable[[int], None] = lambda num_tokens: None,
+    peers: Mapping[str, PromptLookup] = MappingProxyType({}),
 ) -> list[Measurement]:
     """Measure after the insertion of each number of tokens in `sizes` (ascending), and of all tokens if there are
     fewer. One sequence in a hundred is held out. num_queries: drafts at each size. max_bytes: limit of the trie.
@@ -127,21 +128,20 @@ def bench_trie(
     warm_up()
     before = psutil.Process().memory_info().rss
     trie = Trie(branch_length, max_bytes)
-    timers = {"": _InsertTimer(trie.insert)} | {name: _InsertTimer(peer.insert) for name, peer in (peers or {}).items()}
+    timers = {"": _InsertTimer(trie.insert)} | {name: _InsertTimer(peer.insert) for name, peer in peers.items()}
     results: list[Measurement] = []
     num_tokens, remaining = 0, list(sizes)
     for index, sequence in enumerate(inserted):
         for timer in timers.values():
             timer(sequence)
         num_tokens += len(sequence)
-        if on_progress is not None:
-            on_progress(num_tokens)
+        on_progress(num_tokens)
         if remaining and (num_tokens >= remaining[0] or index == len(inserted) - 1):
             while remaining and num_tokens >= remaining[0]:
                 remaining.pop(0)
             growth = psutil.Process().memory_info().rss - before
             results.append(_measure(trie, held_out, num_tokens, draft_nodes, num_queries, timers[""], growth))
-            for name, peer in (peers or {}).items():
+            for name, peer in peers.items():
                 retrieval = _measure_retrieval(peer.propose, held_out, max(1, num_queries // 10))
                 results.append(Measurement(name, num_tokens, timers[name].rate, draft_nodes, **retrieval))
             for timer in timers.values():

@@ -55,4 +55,4 @@ def request_of(codec: TextCodec, text: str, max_tokens: int, **fields: Any) -> A
     dtypes = {"seed": np.uint64, "end_id": np.int32}
     tensors = {"text_input": np.asarray([[text.encode()]], np.object_), "max_tokens": np.asarray([[max_tokens]])}
     tensors |= {name: np.asarray([[value]], dtypes.get(name, np.float32)) for name, value in fields.items()}
-    return text_request(codec, tensors, "reference", "none").generation
+    return text_request(codec, tensors, "reference", "none", 1 << 20).generation

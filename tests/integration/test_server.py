@@ -36,7 +36,7 @@ def expected_ids(served: PreparedServer) -> list[int]:
     """Plain greedy decoding in this process, by the same engine without a server."""
     codec = load_codec(served.artifact.tokenizer_dir, served.artifact.engine_dir)
     tensors = {"text_input": np.asarray([[PROMPT.encode()]], np.object_), "max_tokens": np.asarray([[24]], np.int32)}
-    request = text_request(codec, tensors, "plain", "none").generation
+    request = text_request(codec, tensors, "plain", "none", 1 << 20).generation
     return (
         create_scheduler(served.artifact, load_engine(served.artifact)).run([Submission(request, "none")])[0].output_ids
     )

@@ -88,6 +88,14 @@ class BuildContext:
         return ranks.tensor * ranks.pipeline * self.trt.context_parallel
 
     @property
+    def quant_algos(self) -> dict[str, str | None]:
+        """Formats of weights and KV cache, as in the config.json of a checkpoint; None for the model's dtype."""
+        return {
+            "quant_algo": QUANT_ALGOS[self.trt.quantization],
+            "kv_cache_quant_algo": KV_QUANT_ALGOS[self.trt.kv_cache_dtype],
+        }
+
+    @property
     def names_ranks(self) -> bool:
         """Whether the config of an engine lists its MPI ranks, as an orchestrator that spawns no processes requires."""
         return self.trt.orchestrator and not self.trt.spawn_processes

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pipeline.backends.tensorrt_llm import release_data
-from pipeline.backends.tensorrt_llm.build_context import KV_QUANT_ALGOS, QUANT_ALGOS, BuildContext
+from pipeline.backends.tensorrt_llm.build_context import BuildContext
 from pipeline.config.folders import expanded
 from pipeline.config.schema import TensorRTLLMConfig
 
@@ -114,15 +114,6 @@ def mapping_arguments(context: BuildContext) -> dict[str, int]:
     return arguments
 
 
-def quant_arguments(context: BuildContext) -> dict[str, str]:
-    """Keyword arguments of QuantConfig, with enum members by name."""
-    named = {
-        "quant_algo": QUANT_ALGOS[context.trt.quantization],
-        "kv_cache_quant_algo": KV_QUANT_ALGOS[context.trt.kv_cache_dtype],
-    }
-    return {name: value for name, value in named.items() if value is not None}
-
-
 def conversion_of(context: BuildContext, source: Path, output: Path, request: Path) -> Conversion:
     """Make the conversion of a config. source: checkpoint folder with a normalized config.json. output: folder to
     write. request: file for `Conversion.call` in JSON."""
@@ -139,7 +130,8 @@ def conversion_of(context: BuildContext, source: Path, output: Path, request: Pa
         "output_dir": str(output),
         "dtype": context.resolved.dtype,
         "mapping": mapping_arguments(context),
-        "quant_config": quant_arguments(context),
+        # Keyword arguments of QuantConfig, with enum members by name.
+        "quant_config": {name: algo for name, algo in context.quant_algos.items() if algo is not None},
     }
     if method == "quantize":
         call["calibration"] = {

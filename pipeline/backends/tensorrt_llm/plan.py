@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.backends.tensorrt_llm import release_data
-from pipeline.backends.tensorrt_llm.build_context import KV_QUANT_ALGOS, QUANT_ALGOS, BuildContext, FlagValue
+from pipeline.backends.tensorrt_llm.build_context import BuildContext, FlagValue
 from pipeline.backends.tensorrt_llm.conversion import (
     Method,
     calib_dataset_of,
@@ -157,8 +157,7 @@ def _conversion_stage(context: BuildContext, stages: Path, content: str, in_dock
         "method": method,
         "dtype": dtype,
         "mapping": mapping_arguments(context),
-        "quant_algo": QUANT_ALGOS[trt.quantization],
-        "kv_cache_quant_algo": KV_QUANT_ALGOS[trt.kv_cache_dtype],
+        **context.quant_algos,
         "trust_remote_code": context.model.trust_remote_code,
         "calibration": [calib_dataset_of(context), trt.calib_size] if is_calibrated(context) else None,
     }
@@ -188,10 +187,7 @@ def _expected_checkpoint(context: BuildContext) -> dict[str, Any]:
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": shape.num_attention_heads,
         "mapping": mapping if context_ranks == 1 else {**mapping, "cp_size": context_ranks},
-        "quantization": {
-            "quant_algo": QUANT_ALGOS[context.trt.quantization],
-            "kv_cache_quant_algo": KV_QUANT_ALGOS[context.trt.kv_cache_dtype],
-        },
+        "quantization": context.quant_algos,
     }
 
 

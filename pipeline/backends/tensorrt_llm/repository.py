@@ -19,22 +19,8 @@ from pipeline.engine.artifact import Artifact
 from pipeline.repository import model_config
 from pipeline.repository.contract import model_contract
 
-# Omitted unless the profile sets them, so that the backend's defaults apply.
-UNSET = frozenset(
-    {
-        "encoder_model_path",  # decoder models only
-        "cross_kv_cache_fraction",
-        "max_tokens_in_paged_kv_cache",  # the share of GPU memory decides
-        "max_attention_window_size",  # all tokens are attended to
-        "sink_token_length",
-        "gpu_device_ids",  # all GPUs
-        "participant_ids",  # only an orchestrator that spawns no processes receives ranks
-        "lora_prefetch_dir",
-        "medusa_choices",  # other speculative modes
-        "eagle_choices",
-        "enable_trt_overlap",  # has no effect any more
-    }
-)
+# Omitted although they have a default: they are for other models and modes, and the last one has no effect any more.
+UNSET = frozenset({"encoder_model_path", "medusa_choices", "eagle_choices", "enable_trt_overlap"})
 
 Value = bool | int | float | str
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.contenders.in_process import BASELINE, InProcess, choose_strategies, open_in_process
 from pipeline.bench.data.workload import DEFAULT_PROMPTS, WorkloadRow, first_prompts, load_workload
 from pipeline.bench.measure import MeasureOptions, make_request, measure
@@ -113,7 +114,7 @@ def exactness(device: Device, folders: Folders, note: Note) -> Values:
     decoding, on the tiny random model."""
     gaps = {name: _tree_gap(device, getattr(torch, name)) for name in _LARGEST_GAPS}
     opened = _open_model("tiny-random-llama", device, folders, note)
-    columns, rows, error = _verify(opened, load_workload(DEFAULT_PROMPTS, 3), 32)
+    verdicts, error = _verify(opened, load_workload(DEFAULT_PROMPTS, 3), 32)
     # A pass over several rows may sum in another order than a pass over one.
     faults = [
         f"logits in {name} differ by {gap:.2g} between a tree and its paths, which rounding does not explain"
@@ -125,8 +126,7 @@ def exactness(device: Device, folders: Folders, note: Note) -> Values:
         "passed": not faults,
         "error": "; ".join(faults),
         "largest_logit_gap": gaps,
-        "columns": columns,
-        "rows": rows,
+        "verdicts": verdicts,
     }
 
 
@@ -151,27 +151,22 @@ def curve(shape: str, device: Device, curves: dict[str, CostCurve]) -> Values:
 
 def reference(opened: InProcess, options: CheckOptions, folders: Folders) -> Values:
     """Compare greedy tokens of plain decoding with those of transformers and the checkpoint's weights, in float32."""
-    artifact = opened.artifact
-    prompts = first_prompts(
-        opened.codec, load_workload(DEFAULT_PROMPTS, options.num_prompts), not artifact.resolved.model.chat_template
-    )
-    settings, plain = MeasureOptions(options.max_new_tokens, opened.end_ids), opened.contender(BASELINE)
+    settings, plain = _settings(opened, options.max_new_tokens), opened.contender(BASELINE)
+    prompts = first_prompts(opened.codec, load_workload(DEFAULT_PROMPTS, options.num_prompts), settings.raw)
     outputs = [
         (each.prompt_ids, plain.generate(make_request(settings, each.prompt_ids), each.prompt).output_ids)
         for each in prompts
     ]
-    share = agreement(load_reference(artifact.resolved, folders), outputs, _REFERENCE_GAP)
+    share = agreement(load_reference(opened.artifact.resolved, folders), outputs, _REFERENCE_GAP)
     return {"passed": share == 1.0, "error": "" if share == 1.0 else disagreement_sentence(share), "agreement": share}
 
 
 def drafts(opened: InProcess, options: CheckOptions) -> Values:
     """Compare tokens and speed of every strategy with plain decoding."""
     rows = load_workload(DEFAULT_PROMPTS, options.num_prompts)
-    columns, verdicts, error = _verify(opened, rows, options.max_new_tokens)
-    contenders = [opened.contender(name) for name in choose_strategies(opened.artifact.resolved.profile, None)]
-    chat = opened.artifact.resolved.model.chat_template
-    settings = MeasureOptions(options.max_new_tokens, opened.end_ids, repeats=2, raw=not chat)
-    records = measure(contenders, rows, opened.codec, settings)
+    verdicts, error = _verify(opened, rows, options.max_new_tokens)
+    contenders = _contenders(opened)
+    records = measure(contenders, rows, opened.codec, replace(_settings(opened, options.max_new_tokens), repeats=2))
     speeds = [
         {
             "strategy": row.strategy,
@@ -183,7 +178,7 @@ def drafts(opened: InProcess, options: CheckOptions) -> Values:
         for row in summarize(records, contenders[0].name)
         if row.task == OVERALL
     ]
-    return {"passed": not error, "error": error, "columns": columns, "rows": verdicts, "speeds": speeds}
+    return {"passed": not error, "error": error, "verdicts": verdicts, "speeds": speeds}
 
 
 def lookahead_sizes(opened: InProcess, options: CheckOptions, curves: Mapping[str, CostCurve]) -> Values:
@@ -191,9 +186,7 @@ def lookahead_sizes(opened: InProcess, options: CheckOptions, curves: Mapping[st
     the acceptance length and the shape's pass times."""
     chosen = [each for each in candidates(opened.artifact.resolved) if each.lookahead is not None]
     rows = load_workload(DEFAULT_PROMPTS, options.num_prompts)
-    chat = opened.artifact.resolved.model.chat_template
-    settings = MeasureOptions(options.max_new_tokens, opened.end_ids, raw=not chat)
-    found = {row.strategy: row for row in tune(opened, chosen, rows, settings)}
+    found = {row.strategy: row for row in tune(opened, chosen, rows, _settings(opened, options.max_new_tokens))}
     table = []
     for each in chosen:
         row = found[each.name]
@@ -223,18 +216,24 @@ def _open_model(name: str, device: Device, folders: Folders, note: Note) -> InPr
     return open_in_process(build_engine(resolved, folders, note=note).artifact)
 
 
-def _verify(opened: InProcess, rows: Sequence[WorkloadRow], max_new_tokens: int) -> tuple[Any, Any, str]:
-    """Columns and rows of the table of verdicts, and the differences as a text; empty without one."""
-    reference, *contenders = [
-        opened.contender(name) for name in choose_strategies(opened.artifact.resolved.profile, None)
-    ]
-    prompts = first_prompts(opened.codec, rows, not opened.artifact.resolved.model.chat_template)
-    options = MeasureOptions(max_new_tokens, opened.end_ids)
+def _settings(opened: InProcess, max_new_tokens: int) -> MeasureOptions:
+    return MeasureOptions(max_new_tokens, opened.end_ids, raw=not opened.artifact.resolved.model.chat_template)
+
+
+def _contenders(opened: InProcess) -> list[SchedulerContender]:
+    """All strategies, the baseline first."""
+    return [opened.contender(name) for name in choose_strategies(opened.artifact.resolved.profile, None)]
+
+
+def _verify(opened: InProcess, rows: Sequence[WorkloadRow], max_new_tokens: int) -> tuple[list[Values], str]:
+    """The table of verdicts, and the differences as a text; empty without one."""
+    (reference, *contenders), options = _contenders(opened), _settings(opened, max_new_tokens)
+    prompts = first_prompts(opened.codec, rows, options.raw)
     found, _ = verify_in_process(opened.engine, EPSILON["float32"], reference, contenders, prompts, options)
-    columns, table = verdict_table(found)
+    table = verdict_table(found)
     different = [comparison for comparison in found if comparison.verdict == "different"]
     error = f"{len(different)} of {len(found)} outputs differ; {verdict_sentence(different[0])}" if different else ""
-    return columns, table, error
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows], error
 
 
 def _tree_gap(device: Device, dtype: torch.dtype) -> float:

@@ -119,9 +119,7 @@ def _engine_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _details_of_check(check: Mapping[str, Any]) -> Iterator[str]:
-    """Every value of a check that is a table: of verdicts, or of figures by name."""
-    if "columns" in check:
-        yield markdown_table(check["columns"], check["rows"]) + "\n"
+    """Every value of a check that is a table of figures by name."""
     for name, value in check.items():
         rows = value if isinstance(value, list) else [value]
         if rows and all(isinstance(row, dict) for row in rows):

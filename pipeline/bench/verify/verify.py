@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -59,12 +60,10 @@ class Comparison:
     threshold: float | None = None
 
 
-def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | None:
-    """Index of the first differing token; the shorter length if one output is a prefix of the other; None if equal."""
-    for index, (left, right) in enumerate(zip(expected, found, strict=False)):
-        if left != right:
-            return index
-    return None if len(expected) == len(found) else min(len(expected), len(found))
+def first_difference(expected: Sequence[int], found: Sequence[int]) -> tuple[int, int | None, int | None] | None:
+    """Index of the first difference, and both tokens there, None after the end of an output; None if equal."""
+    pairs = enumerate(zip_longest(expected, found))
+    return next(((index, wanted, got) for index, (wanted, got) in pairs if wanted != got), None)
 
 
 def epsilon_of(dtype: Dtype, same_bits: bool) -> float:
@@ -107,10 +106,10 @@ def compare(
     where: str,
 ) -> Comparison:
     """Compare an output with the expected one. judge: called if they differ, for the scores of the two tokens."""
-    decoding, position = decoding_of(request), first_difference(expected, found)
-    if position is None:
+    decoding, difference = decoding_of(request), first_difference(expected, found)
+    if difference is None:
         return Comparison(prompt_id, strategy, decoding, where, "identical", len(found))
-    wanted, got = _token_at(expected, position), _token_at(found, position)
+    position, wanted, got = difference
     gap = threshold = None
     verdict: Verdict = "different"
     if wanted is not None and got is not None:
@@ -252,7 +251,3 @@ def verdict_sentence(comparison: Comparison) -> str:
         return f"{sentence}; a fault."
     kind = "a near-tie" if c.verdict == "near_tie" else "a fault"
     return f"{sentence}; their scores lie within {c.gap:.3g} logits, rounding explains up to {c.threshold:.3g}: {kind}."
-
-
-def _token_at(tokens: Sequence[int], position: int) -> int | None:
-    return int(tokens[position]) if position < len(tokens) else None

@@ -26,11 +26,10 @@ def perplexity(
     from lookahead_research.perplexity import Scores, agreement, load_scores, require_same_texts, score_texts
     from pipeline.bench.contenders.in_process import open_in_process
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
-    from pipeline.bench.report.results import require_writable
+    from pipeline.bench.report.results import require_writable, save_json
     from pipeline.config.folders import folders
     from pipeline.engine.build import build_engine
     from pipeline.errors import UserError
-    from pipeline.files import write_whole
 
     if json_path is not None:
         require_writable(json_path, data, against)
@@ -54,7 +53,7 @@ def perplexity(
         texts=tuple(scored),
     )
     if json_path is not None:
-        write_whole(json_path, scores.model_dump_json() + "\n")
+        save_json(json_path, scores)
     columns = ["model", "dtype", "quantization", "texts", "tokens", "perplexity"]
     lines = [scores] if others is None else [others, scores]
     output.table(

@@ -49,7 +49,7 @@ def record(
             for text in texts:
                 recorded.append(RecordedRows(text, *text_rows(engine, text, width)))
                 step("outputs")
-        live = [LiveRows(each, text, engine) for each, text in zip(recorded, texts, strict=True)]
+        live = [LiveRows(each, engine) for each in recorded]
         replay(
             rows,
             "hybrid",
@@ -60,5 +60,5 @@ def record(
             targets=live,
             first_rows=first_rows,
         )
-    save_rows(out, recorded, texts, first_rows)
+    save_rows(out, recorded, first_rows)
     output.say(f"{sum(each.num_rows for each in recorded)} rows of {len(rows)} outputs are in {out}")

@@ -66,11 +66,11 @@ def steps_with_the_model(rows: list[ReplayRow]) -> int:
 def test_a_replay_of_recorded_rows_takes_the_steps_of_a_run_with_the_model(tmp_path: Path) -> None:
     rows, engine = known_outputs(), TableEngine()
     files = recorded(rows, engine)
-    live = [LiveRows(each, row.text, engine) for each, row in zip(files, rows, strict=True)]
+    live = [LiveRows(each, engine) for each in files]
     assert steps(rows, live) == steps_with_the_model(rows) < sum(len(row.output_ids) for row in rows)
     assert not engine.held
     texts = [row.text for row in rows]
-    save_rows(tmp_path / "rows.npz", files, texts)
+    save_rows(tmp_path / "rows.npz", files)
     loaded, first_rows = load_rows(tmp_path / "rows.npz", texts)
     assert not len(first_rows.ids)
     assert steps(rows, loaded) == steps_with_the_model(rows)
@@ -91,7 +91,7 @@ def test_rows_are_those_of_the_engine_and_what_was_never_computed_is_unknown() -
     assert (ids[2:] == -1).all()
     assert not probs[2:].any()
     assert (rows.asked, rows.known) == (4, 2)
-    ids, _ = LiveRows(rows, text, engine).candidates(position, tree, 4)
+    ids, _ = LiveRows(rows, engine).candidates(position, tree, 4)
     below = [*text[:position].tolist(), wrong, 3]
     assert ids[3].tolist() == np.argsort(-table_logits(below))[:4].tolist()
     assert rows.candidates(position, tree, 4)[0].tolist() == ids.tolist()
@@ -101,7 +101,7 @@ def test_rows_of_another_text_and_other_files_are_refused(tmp_path: Path) -> Non
     (row,) = known_outputs(1)
     rows = recorded([row], TableEngine())
     path = tmp_path / "rows.npz"
-    save_rows(path, rows, [row.text])
+    save_rows(path, rows)
     with pytest.raises(UserError, match="no rows of output 2; record them"):
         load_rows(path, [row.text, row.text[:-1]])
     array = tmp_path / "array.npy"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import RequestError
-from pipeline.triton_models.sequences import TextAnswer, answer_all, sequence_seed
+from pipeline.triton_models.sequences import TextAnswer, answer_all
 from pipeline.triton_models.single_response import WORKING_MODELS, forwarded
 from pipeline.triton_models.tensors import Tensors
 from tests.unit.triton_models.fakes import TableTarget
@@ -33,10 +33,10 @@ def test_each_output_is_that_of_a_request_with_its_seed(stream):
         for index in range(3)
     }
     for index, output in outputs.items():
-        seed = sequence_seed(7, index)
-        alone = token_tensors(PROMPT_IDS, 25, **options) | {"seed": np.asarray([[seed]], np.uint64)}
+        alone = token_tensors(PROMPT_IDS, 25, **options) | {"seed": np.asarray([[7 + index]], np.uint64)}
         assert output == ids_of(run_in(make_bls(), alone))
     assert len({tuple(output) for output in outputs.values()}) == 3
+    assert {answer.tensors["batch_index"].item() for answer in answers} == {0}
     assert [answer.last for answer in answers] == [False] * (len(answers) - 1) + [True]
 
 

@@ -118,11 +118,18 @@ def test_the_table_counts_every_verdict_where_it_fell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "found", "position"),
-    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1, 2], [1], 1), ([1], [1, 2], 1), ([], [], None), ([1], [2], 0)],
+    ("expected", "found", "difference"),
+    [
+        ([1, 2], [1, 2], None),
+        ([1, 2], [1, 3], (1, 2, 3)),
+        ([1, 2], [1], (1, 2, None)),
+        ([1], [1, 2], (1, None, 2)),
+        ([], [], None),
+        ([1], [2], (0, 1, 2)),
+    ],
 )
-def test_first_difference(expected: list[int], found: list[int], position: int | None) -> None:
-    assert first_difference(expected, found) == position
+def test_first_difference(expected: list[int], found: list[int], difference: tuple[int, ...] | None) -> None:
+    assert first_difference(expected, found) == difference
 
 
 @given(st.integers(0, 2**32), st.floats(0.1, 3.0))

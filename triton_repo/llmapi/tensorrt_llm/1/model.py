@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from pipeline.llmapi.llm_arguments import llm_arguments
-from pipeline.llmapi.service import serve
+from pipeline.llmapi.requests import serve
 from pipeline.llmapi.settings import DraftSettings
 from pipeline.triton_models.request_loop import RequestLoop
 from pipeline.triton_models.triton import CallResponses

@@ -1,4 +1,4 @@
-"""Drafter, config and service against a stand-in for TensorRT-LLM that follows the contract."""
+"""Requests to the `llmapi` model, drafter and config against a stand-in for TensorRT-LLM that follows the contract."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.config.schema import TrieDraftConfig
 from pipeline.llmapi.llm_arguments import llm_arguments, with_speculation
-from pipeline.llmapi.service import serve
+from pipeline.llmapi.requests import serve
 from pipeline.llmapi.settings import DraftSettings, Method
 from pipeline.triton_models.request_loop import RequestLoop
 from pipeline.triton_models.tensors import Array
