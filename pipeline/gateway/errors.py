@@ -31,6 +31,9 @@ _TOO_LONG = re.compile(r"maximum context length|the first \d+ characters of the 
 TOO_LONG_CODE = "context_length_exceeded"
 _UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to parse the request)")
 _PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', |Validation: )+")
+# End of Triton's refusal of a request for one response by a model with streams, and the remedy.
+_ONE_RESPONSE = "models with decoupled transaction policy"
+_STREAM = "; send it as a gRPC stream or to generate_stream, or use a model with one response, such as tensorrt_llm_bls"
 # Dynamo's text around the reason, with a position in the body that the gateway wrote, not in the client's.
 _WRONG_FIELD = re.compile(r"^Failed to deserialize the JSON body into the target type: (.*?)(?: at line .*)?$")
 
@@ -109,4 +112,5 @@ def refusal_in_chunk(chunk: Json, request_id: str) -> Refusal | None:
 
 
 def _shown(text: str) -> str:
-    return _WRONG_FIELD.sub(r"\1", _PREFIXES.sub("", text.strip()))[:_LONGEST]
+    sentence = _WRONG_FIELD.sub(r"\1", _PREFIXES.sub("", text.strip()))[:_LONGEST]
+    return sentence + _STREAM if sentence.endswith(_ONE_RESPONSE) else sentence

@@ -26,7 +26,7 @@ SENTENCE = "max_tokens is -8; it must be at least 1"
         (400, "no guide: Pointer '/definitions/a/b' does not exist", 400, "'/definitions/a/b'"),
         (400, "no guide: Resource 'https://a.example/b/c' is not present", 400, "'https://a.example/b/c'"),
         (404, "Request for unknown model: 'x' is not found", 404, "unknown model"),
-        (501, "doesn't support models with decoupled transaction policy", 400, "doesn't support models with decoupled"),
+        (501, "doesn't support models with decoupled transaction policy", 400, "policy; send it as a gRPC stream"),
     ],
 )
 def test_sentences_for_clients_come_through_with_the_status_that_they_mean(status, text, expected, shown):
