@@ -53,9 +53,10 @@ def check_etcd(environment: Mapping[str, str] = os.environ) -> str:
     urls = etcd_urls(environment)
     reasons = [f"{url}: {reason}" for url in urls if (reason := _obstacle(url))]
     if not urls or len(reasons) == len(urls):
+        value = repr(environment[ETCD_ENDPOINTS]) if ETCD_ENDPOINTS in environment else "not set"
         raise ServerError(
             f"server.discovery is etcd, and no etcd answers ({'; '.join(reasons) or 'no URL'}). Start etcd, or set "
-            f"{ETCD_ENDPOINTS} to its URL; {ETCD_ENDPOINTS} is {environment.get(ETCD_ENDPOINTS, 'not set')!r}."
+            f"{ETCD_ENDPOINTS} to its URL; {ETCD_ENDPOINTS} is {value}."
         )
     return f"etcd answers at {', '.join(urls)}"
 

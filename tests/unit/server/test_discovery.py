@@ -10,7 +10,7 @@ import pytest
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ServerConfig
 from pipeline.errors import ServerError
-from pipeline.server import watch
+from pipeline.server import discovery, watch
 from pipeline.server.discovery import (
     ETCD_ENDPOINTS,
     ETCD_LEASE_TTL,
@@ -75,6 +75,14 @@ def test_one_member_of_etcd_that_answers_suffices(etcd):
 def test_an_etcd_that_cannot_be_reached_is_named(endpoints, reason):
     with pytest.raises(ServerError, match=rf"no etcd answers \(.*{reason}.*\)\. Start etcd, or set ETCD_ENDPOINTS"):
         check_etcd({ETCD_ENDPOINTS: endpoints})
+
+
+@pytest.mark.parametrize(("environment", "value"), [({ETCD_ENDPOINTS: CLOSED}, f"'{CLOSED}'"), ({}, "not set")])
+def test_the_setting_of_etcd_is_quoted(environment, value, monkeypatch):
+    monkeypatch.setattr(discovery, "_DEFAULT_ENDPOINT", CLOSED)
+
+    with pytest.raises(ServerError, match=rf"to its URL; ETCD_ENDPOINTS is {value}\.$"):
+        check_etcd(environment)
 
 
 @pytest.mark.parametrize(
