@@ -36,7 +36,7 @@ async def forward_openai(
     all. num_prompts: of each request."""
     output = _Output(answer, len(requests), rewrites, requests[0].is_whole)
     refusals: list[Refusal] = []
-    places = anyio.Semaphore(max(1, _NUM_CONCURRENT // num_prompts))
+    places = asyncio.Semaphore(max(1, _NUM_CONCURRENT // num_prompts))
 
     async def run(number: int, cancel_others: Callable[[], None]) -> None:
         try:
