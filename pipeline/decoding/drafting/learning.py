@@ -18,7 +18,7 @@ _NO_TOKEN = -1
 
 
 class Outcome(NamedTuple):
-    """Outcome of the proposed nodes. known: [n] whether a node was verified. accepted: [n] whether it was right."""
+    """Outcome of the proposed nodes. known: [n] whether it is known. accepted: [n] whether a node was right."""
 
     known: BoolArray
     accepted: BoolArray
