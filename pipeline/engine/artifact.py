@@ -30,7 +30,7 @@ from pipeline.config.loading import RESOLVED
 from pipeline.config.resolution import dump_resolved, load_resolved
 from pipeline.config.schema import Frozen, ResolvedConfig
 from pipeline.engine.backend import backend_of
-from pipeline.engine.fingerprint import Fingerprint, commit
+from pipeline.engine.fingerprint import Fingerprint, commit, differences
 from pipeline.errors import BuildError, ConfigError
 from pipeline.files import wait_for_lock, write_whole
 
@@ -219,7 +219,7 @@ def _check_runnable(folder: Path, fingerprint: Fingerprint, resolved: ResolvedCo
     here = fingerprint.model_copy(
         update={"format": Fingerprint.model_fields["format"].default, "libraries": libraries, "device": device}
     )
-    if reasons := list(fingerprint.differences(here)):
+    if reasons := list(differences(fingerprint.entries(), here.entries())):
         raise BuildError(f"The engine in {folder} was built for another environment: {'; '.join(reasons)}. {remedy}")
 
 

@@ -64,10 +64,6 @@ class Fingerprint(Frozen):
         """Hash of all fields."""
         return digest_of(self.model_dump(mode="json"))
 
-    def differences(self, other: Fingerprint) -> Iterator[str]:
-        """Yield one phrase per differing entry: "transformers 5.17.0 instead of 5.23.0"."""
-        yield from differences(self.entries(), other.entries())
-
     def entries(self) -> dict[str, Flag]:
         """All fields, libraries and flags in one dict."""
         plain = self.model_dump(mode="json", exclude={"libraries", "flags"})
@@ -109,14 +105,19 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def commit() -> str | None:
-    """Commit of the checkout that the package runs from, with "-dirty" if files have changed; None without git."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+def commit(file: Path = Path(__file__)) -> str | None:
+    """Commit of the checkout that the package runs from, with "-dirty" if files have changed. None without git, and for
+    an installed package, which may lie in the checkout of another project. file: a file of the package."""
+    git = ["git", "-C", str(file.parent)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None  # git is not installed
-    return done.stdout.strip() if done.returncode == 0 else None
+        for arguments in (
+            ["ls-files", "--error-unmatch", file.name],
+            ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+        ):
+            done = subprocess.run([*git, *arguments], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):  # git is not installed, or does not track the file
+        return None
+    return done.stdout.strip()
 
 
 @functools.cache

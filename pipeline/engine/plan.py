@@ -12,6 +12,7 @@ from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import artifact_dir, artifacts_of, load_artifact
 from pipeline.engine.backend import backend_of
+from pipeline.engine.fingerprint import differences
 from pipeline.errors import BuildError
 from pipeline.files import write_whole
 
@@ -59,6 +60,6 @@ def _state(resolved: ResolvedConfig, folders: Folders) -> str:
     # If only a download gives the checkpoint's hash, the artifact's checkpoint is assumed to be unchanged.
     content_hash = known_content_hash(resolved.model) or present.manifest.fingerprint.checkpoint
     wanted = backend_of(resolved.backend).fingerprint(resolved, content_hash)
-    if changes := list(wanted.differences(present.manifest.fingerprint)):
+    if changes := list(differences(wanted.entries(), present.manifest.fingerprint.entries())):
         return f"to be built again: {'; '.join(changes)}"
     return "up to date" if present.resolved == resolved else "engine up to date, settings to be updated"

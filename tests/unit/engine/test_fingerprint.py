@@ -17,6 +17,24 @@ def test_the_commit_is_that_of_the_checkout_if_there_is_one() -> None:
     assert (commit() or "").removesuffix("-dirty") == head.stdout.strip()
 
 
+def test_an_installed_package_does_not_have_the_commit_of_the_project_around_it(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        author = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+        command = ["git", "-C", str(tmp_path), *author, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    file = tmp_path / "fingerprint.py"
+    file.touch()
+    git("init")
+    git("commit", "--allow-empty", "-m", "first")
+    assert commit(file) is None
+    git("add", file.name)
+    git("commit", "-m", "second")
+    assert commit(file) == git("rev-parse", "HEAD")
+    file.write_text("x = 1")
+    assert commit(file) == git("rev-parse", "HEAD") + "-dirty"
+
+
 def test_a_package_has_a_version_or_is_not_there() -> None:
     assert version_of("numpy") == metadata.version("numpy")
     assert version_of("no-such-package") is None
