@@ -33,7 +33,7 @@ class MachineLoad:
 
 
 class LoadMeter:
-    """Measures the load since its creation. Running child processes count as part of this process."""
+    """Measures the load since its creation. Child processes, also ended ones, count as part of this process."""
 
     def __init__(self) -> None:
         self._cores = sorted(os.sched_getaffinity(0))
@@ -57,7 +57,7 @@ class LoadMeter:
         for process in (this, *this.children(recursive=True)):
             with suppress(psutil.Error):  # the process has ended
                 times_of = process.cpu_times()
-                own += times_of.user + times_of.system
+                own += times_of.user + times_of.system + times_of.children_user + times_of.children_system
         return time.monotonic(), used, own
 
 
