@@ -49,9 +49,8 @@ class LoadMeter:
         used = 0.0
         per_core = psutil.cpu_times(percpu=True)
         for times in (per_core[core] for core in self._cores if core < len(per_core)):
-            used += sum(times) - times.idle - getattr(times, "iowait", 0.0)
             # Linux counts the time of guests as user time as well.
-            used -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+            used += sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
         own = 0.0
         this = psutil.Process()
         for process in (this, *this.children(recursive=True)):

@@ -47,13 +47,14 @@ class Leader(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class ParallelSequence:
     """The leader's view of a sequence. A rank may have less of its KV."""
 
-    def __init__(self, number: int, token_ids: IntArray, num_reused_tokens: int) -> None:
-        self.number = number
-        self.num_cached_tokens = self.num_reused_tokens = num_reused_tokens
-        self.tokens: list[int] = np.asarray(token_ids).tolist()
+    number: int
+    tokens: list[int]
+    num_cached_tokens: int
+    num_reused_tokens: int
 
     @property
     def pending(self) -> Sequence[int]:
@@ -103,7 +104,7 @@ class ParallelEngine:
             )
         number = next(self._numbers)
         opened: EngineSequence = self._order_later("open", number, token_ids)
-        return ParallelSequence(number, token_ids, opened.num_reused_tokens)
+        return ParallelSequence(number, token_ids.tolist(), opened.num_cached_tokens, opened.num_reused_tokens)
 
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
         shares: list[Share] = []
