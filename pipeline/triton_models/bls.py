@@ -40,7 +40,7 @@ from pipeline.triton_models.routing import offered_strategies, route_of
 from pipeline.triton_models.sequences import TextAnswer
 from pipeline.triton_models.side_channel import in_fixed_chunks, require_no_figures, without_figures
 from pipeline.triton_models.steps import tree_budget
-from pipeline.triton_models.tensors import Array, Tensors, float_tensor, int_tensor
+from pipeline.triton_models.tensors import Array, Tensors, float_tensor, int_tensor, text_tensor
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 from pipeline.triton_models.text_request import TextRequest, require_few_logits, text_request
 
@@ -214,7 +214,7 @@ def _last_tensors(generation: Generation, started: float, is_safe: bool) -> dict
     """Outputs that only the last response has."""
     request, statistics = generation.request, generation.statistics
     assert generation.finish_reason is not None, "the last response follows the end of the generation"
-    tensors = {"finish_reason": _string(generation.finish_reason.value)}
+    tensors = {"finish_reason": text_tensor(generation.finish_reason.value)[0]}
     drafted, accepted = statistics.num_draft_tokens, statistics.num_accepted_tokens
     if request.return_perf_metrics:
         tensors["acceptance_rate"] = float_tensor(accepted / drafted if drafted else 0.0)
@@ -227,24 +227,25 @@ def _last_tensors(generation: Generation, started: float, is_safe: bool) -> dict
         tensors["num_output_tokens"] = int_tensor(generation.num_output_tokens)
     if request.return_statistics:
         figures = _statistics(generation, started)
-        tensors["statistics"] = _string(json.dumps(without_figures(figures) if is_safe else figures))
+        tensors["statistics"] = text_tensor(json.dumps(without_figures(figures) if is_safe else figures))[0]
     return tensors
 
 
 def _statistics(generation: Generation, started: float) -> dict[str, object]:
     """The output `statistics`; times in seconds since the request arrived."""
-    statistics = generation.statistics
+    request, statistics = generation.request, generation.statistics
+    tokens = {"prompt_ids": request.generation.prompt_ids.tolist(), "output_ids": generation.output_ids}
     times = [when - started for when in generation.step_times]
     return {
-        "strategy": generation.strategy,
+        "strategy": generation.engine.strategy,
         "model": generation.engine.traits.model,
         "finish_reason": generation.finish_reason and generation.finish_reason.value,
-        **_token_ids(generation),
+        **({} if request.tokens_only else tokens),
         "num_steps": statistics.num_steps,
         "num_engine_calls": generation.num_calls,
         "num_draft_tokens": statistics.num_draft_tokens,
         "num_accepted_tokens": statistics.num_accepted_tokens,
-        "num_prediction_tokens": len(generation.request.prediction),
+        "num_prediction_tokens": len(request.prediction),
         "num_accepted_prediction_tokens": generation.num_accepted_prediction_tokens,
         "acceptance_lengths": statistics.acceptance_lengths,
         "mean_acceptance_length": statistics.mean_acceptance_length,
@@ -255,19 +256,9 @@ def _statistics(generation: Generation, started: float) -> dict[str, object]:
     }
 
 
-def _token_ids(generation: Generation) -> dict[str, object]:
-    """Token ids of prompt and output, for a client that receives text."""
-    if generation.request.tokens_only:
-        return {}
-    return {
-        "prompt_ids": generation.request.generation.prompt_ids.tolist(),
-        "output_ids": generation.output_ids,
-    }
-
-
 def _request_metrics(generation: Generation, outcome: str, started: float) -> RequestMetrics:
     return RequestMetrics(
-        strategy=generation.strategy,
+        strategy=generation.engine.strategy,
         outcome=outcome,
         started=started,
         step_times=generation.step_times,
@@ -276,8 +267,3 @@ def _request_metrics(generation: Generation, outcome: str, started: float) -> Re
         num_calls=generation.num_calls,
         num_calls_without_draft=generation.num_calls_without_draft,
     )
-
-
-def _string(value: str) -> Array:
-    """[1] text, the shape of TensorRT-LLM's models. Triton accepts text as bytes objects only."""
-    return np.asarray([value.encode()], np.object_)

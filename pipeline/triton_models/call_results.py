@@ -38,11 +38,10 @@ def total(before: DraftCounts | None, counts: DraftCounts | None) -> DraftCounts
     return DraftCounts(before.drafted + counts.drafted, before.accepted + counts.accepted)
 
 
-def num_steps_of(ids: Sequence[int], response: Tensors) -> int:
+def num_steps_of(ids: Sequence[int], response: Tensors, counts: DraftCounts | None) -> int:
     """Number of passes of a call without a tree: the response's figure, else the tokens minus the engine's own accepted
     drafts, at least 1."""
-    counts = counts_of(response) or DraftCounts(0, 0)
-    return integer(response, "num_steps") or max(1, len(ids) - counts.accepted)
+    return integer(response, "num_steps") or max(1, len(ids) - (0 if counts is None else counts.accepted))
 
 
 def ended_by_end_token(traits: TargetTraits, tree: DraftTree, ids: Sequence[int], response: Tensors) -> bool:

@@ -73,10 +73,6 @@ class Generation:
             self._steps = TreeSteps(is_stream, is_watched, self.prediction is not None, costs)
 
     @property
-    def strategy(self) -> str:
-        return self.engine.strategy
-
-    @property
     def finish_reason(self) -> FinishReason | None:
         return FinishReason.STOP_WORDS if self._text.stopped else self.session.finish_reason
 
@@ -126,8 +122,8 @@ class Generation:
             if self.engine.is_streamed:
                 return Step(EMPTY_TREE, remaining)
             return steps.next(session.propose(), len(session.context), remaining)
-        if self.strategy in WITHOUT_DRAFTS:
-            return steps.next_without_drafts(self.strategy == "lookahead", remaining, is_first)
+        if (strategy := self.engine.strategy) in WITHOUT_DRAFTS:
+            return steps.next_without_drafts(strategy == "lookahead", remaining, is_first)
         return steps.next(session.propose(), remaining, is_first)
 
     def _within_min_tokens(self, step: Step) -> Step:
@@ -165,7 +161,8 @@ class Generation:
         num_received = len(ids)
         if ended_by_end_token(traits, step.tree, ids, response):
             ids += self._end_token()
-        counts, num_steps = counts_of(response), num_steps_of(ids, response)
+        counts = counts_of(response)
+        num_steps = num_steps_of(ids, response, counts)
         piece = self._take(step.tree, ids, num_steps) if ids else Piece("", [])
         self._counts = total(self._counts, counts)
         if self.finish_reason is not None:

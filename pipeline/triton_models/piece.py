@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.triton_models.guide_tensors import PROMPT_OUTPUTS
-from pipeline.triton_models.tensors import Array, Tensors, float_tensor
+from pipeline.triton_models.tensors import Array, Tensors, float_tensor, text_tensor
 
 # Outputs with a row per token, and the axis of the tokens.
 _AXES = {"output_log_probs": 2, "generation_logits": 2, "top_logprob_ids": 1, "top_logprobs": 1}
@@ -84,5 +84,5 @@ def output_of(pieces: Sequence[Piece], tokens_only: bool) -> dict[str, Array]:
     if tokens_only:
         output["output_ids"] = np.asarray([[token for piece in pieces for token in piece.token_ids]], np.int32)
     else:
-        output["text_output"] = np.asarray(["".join(piece.text for piece in pieces).encode()], np.object_)
+        output["text_output"] = text_tensor("".join(piece.text for piece in pieces))[0]
     return output

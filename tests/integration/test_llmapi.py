@@ -115,3 +115,16 @@ def test_the_stock_client_gets_its_answer_by_async_infer(decoupled_server, stock
                 assert "write the repository with --decoupled" in str(answer)
             else:
                 assert answer.as_numpy("text_output")[0].decode() == streamed["text_output"]
+
+
+def test_stop_ends_a_request_of_the_stock_model_and_both_are_answered(stock_server):
+    answers: queue.Queue[Any] = queue.Queue()
+    stop = triton.InferInput("stop", [1], "BOOL")
+    stop.set_data_from_numpy(np.asarray([True]))
+    with triton.InferenceServerClient(stock_server.state.grpc_url) as client:
+        for inputs in (inputs_of(PROMPT, False, max_tokens=10**6), [*inputs_of("", False), stop]):
+            client.async_infer(
+                MODEL, inputs, callback=lambda result, error: answers.put(error or result), request_id="r"
+            )
+        for _ in range(2):
+            assert answers.get(timeout=PATIENCE_S).as_numpy("text_output") is None

@@ -28,8 +28,6 @@ from pipeline.triton_models.routing import offered_strategies
 # Number of requests in flight in the parallel part.
 NUM_CLIENTS = 8
 
-References = Mapping[tuple[str, str], list[int]]
-
 
 def remote_strategies(resolved: ResolvedConfig, wanted: Sequence[str] | None) -> list[str]:
     """Strategies to compare on an engine, plain decoding first. wanted: None for all. Raises UserError if the engine
@@ -49,7 +47,7 @@ def verify_server(
     url: str,
     engine: Engine,
     epsilon: float,
-    references: References,
+    references: Mapping[tuple[str, str], list[int]],
     decode: Callable[[Sequence[int]], str],
     strategies: Sequence[str],
     prompts: Sequence[NamedPrompt],

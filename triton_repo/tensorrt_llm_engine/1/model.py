@@ -105,42 +105,35 @@ class TritonPythonModel:
                 return
             if self._strict is not None:
                 require_outputs(client.outputs)
-            rows = rows_of(tensors)
-            calls = [self._call(row, f"{key}.{index}") for index, row in enumerate(rows)]
-            for index, call in enumerate(calls):
-                call.row, call.num_rows = index, len(calls)
-            self._submit(key, _Request(request_id, client, set()), self._with_sequences(rows, calls))
+            calls = self._calls(tensors, key)
+            rows = {call.submission.request.request_id for call in calls}
+            with self._lock:
+                self._requests[key] = _Request(request_id, client, rows)
+            for call in calls:
+                self._scheduler.submit(call.submission, partial(self._answer, call, key))
         except UserError as error:
             self._end(key, client, error)
         except Exception as error:  # a bug fails this request, not the server
             pb_utils.Logger.log_error(f"a request could not be accepted: {error!r}")
             self._end(key, client, error)
 
-    def _call(self, tensors: Tensors, row_id: str) -> EngineCall:
+    def _calls(self, tensors: Tensors, key: int) -> list[EngineCall]:
+        """A call for each row and each of its outputs; in strict mode a row has one output."""
+        calls, rows = list[EngineCall](), rows_of(tensors)
+        for index, row in enumerate(rows):
+            for sequence in range(1 if self._strict is not None else num_sequences(row)):
+                call = self._call(row, sequence, f"{key}.{index}.{sequence}")
+                call.row, call.num_rows, call.sequence = index, len(rows), sequence
+                calls.append(call)
+        return calls
+
+    def _call(self, row: Tensors, sequence: int, row_id: str) -> EngineCall:
         if self._strict is not None:
-            return strict_call(tensors, row_id, self._strict, self._exclude_input)
-        call = engine_call(sequence_of(tensors, 0), row_id, self._strategy, self._budget, self._exclude_input)
+            return strict_call(row, row_id, self._strict, self._exclude_input)
+        call = engine_call(sequence_of(row, sequence), row_id, self._strategy, self._budget, self._exclude_input)
         if self._tracer is not None:
-            call.spans = pass_spans(tensors)
+            call.spans = pass_spans(row)
         return call
-
-    def _with_sequences(self, rows: list[Tensors], calls: list[EngineCall]) -> list[EngineCall]:
-        """Add a call for each further output of a row, except in strict mode."""
-        found: list[EngineCall] = []
-        for row, first in zip(rows, calls, strict=True):
-            found.append(first)
-            for index in range(1, 1 if self._strict is not None else num_sequences(row)):
-                call = self._call(sequence_of(row, index), f"{first.submission.request.request_id}.{index}")
-                call.row, call.num_rows, call.sequence = first.row, first.num_rows, index
-                found.append(call)
-        return found
-
-    def _submit(self, key: int, request: _Request, calls: list[EngineCall]) -> None:
-        request.rows |= {call.submission.request.request_id for call in calls}
-        with self._lock:
-            self._requests[key] = request
-        for call in calls:
-            self._scheduler.submit(call.submission, partial(self._answer, call, key))
 
     def _stop(self, request_id: str) -> None:
         if not request_id:
