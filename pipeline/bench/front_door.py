@@ -50,8 +50,8 @@ def endpoints_of(state: ServerState, openai_url: str | None) -> list[Endpoint]:
     if state.triton.key:
         endpoints.append(Endpoint(GATEWAY, f"{state.http_url}{path}", key_headers(), body, "text_input", _triton_text))
     if openai_url is not None:
-        body |= {"model": state.model}
-        endpoints.append(Endpoint(OPENAI, f"{openai_url}/completions", key_headers(), body, "prompt", _openai_text))
+        named = {**body, "model": state.model}
+        endpoints.append(Endpoint(OPENAI, f"{openai_url}/completions", key_headers(), named, "prompt", _openai_text))
     return endpoints
 
 

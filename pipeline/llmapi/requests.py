@@ -17,6 +17,8 @@ from pipeline.errors import RequestError
 from pipeline.triton_models.request_loop import IncomingRequest
 from pipeline.triton_models.tensors import Array, Tensors, decode_utf8, flag, number, scalar
 
+# Answers a stop and the requests that it ends, as in the stock model.
+STOPPED = RequestError("the request was cancelled")
 # Inputs by the name of the sampling parameter that they set.
 _NUMBERS = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
 _INTEGERS = ("best_of", "top_k", "max_tokens", "seed")
@@ -100,7 +102,8 @@ def _prompt(tensors: Tensors) -> str:
 
 
 def _sampling(tensors: Tensors) -> dict[str, Any]:
-    """Arguments of SamplingParams that the client sent. The LLM API has defaults for the others."""
+    """Arguments of SamplingParams: those that the client sent, and the flags, which are false by default, as in the
+    stock model."""
     sampling: dict[str, Any] = {name: number(tensors, _PREFIX + name) for name in _NUMBERS}
     sampling |= {name: scalar(tensors, _PREFIX + name) for name in _INTEGERS}
     sampling |= {name: flag(tensors, _PREFIX + name) for name in _FLAGS}

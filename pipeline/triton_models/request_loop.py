@@ -41,7 +41,8 @@ class RequestLoop:
     """Runs `serve` once per request. serve sends all responses, the final one included. If it raises, RequestLoop sends
     the error. kept: responses of calls to other models, see `CallResponses`. max_calls: threads of the loop's default
     executor, one for each concurrent call to another model. siblings: other processes of the model, if there are any.
-    check_period_s: interval of checks for disconnected clients."""
+    check_period_s: interval of checks for disconnected clients. stopped: error that answers a stop and the requests
+    that it ends; None for a response without outputs."""
 
     def __init__(
         self,
@@ -50,10 +51,12 @@ class RequestLoop:
         max_calls: int,
         siblings: SiblingStops | None = None,
         check_period_s: float = 0.1,
+        stopped: RequestError | None = None,
     ) -> None:
         self._serve = serve
         self._kept = kept
         self._check_period_s = check_period_s
+        self._stopped = stopped
         self._tasks: dict[asyncio.Task[None], IncomingRequest] = {}
         self._watch: asyncio.Task[None] | None = None
         self._early_stops: deque[str] = deque(maxlen=_MAX_EARLY_STOPS)
@@ -92,7 +95,7 @@ class RequestLoop:
     def _ended(self, task: asyncio.Task[None], incoming: IncomingRequest) -> None:
         self._tasks.pop(task, None)
         if task.cancelled():  # before `_run` began
-            incoming.client.answer({}, last=True)
+            self._answer_stopped(incoming.client)
 
     async def _run(self, incoming: IncomingRequest) -> None:
         import triton_python_backend_utils as pb_utils
@@ -101,18 +104,24 @@ class RequestLoop:
         try:
             if flag(incoming.tensors, "stop"):
                 self._stop(incoming)
-                client.answer({}, last=True)
+                self._answer_stopped(client)
             elif incoming.request_id in self._early_stops:
-                client.answer({}, last=True)
+                self._answer_stopped(client)
             else:
                 await self._serve(incoming)
         except UserError as error:
             client.send(error_response(error), last=True)
         except asyncio.CancelledError:
-            client.answer({}, last=True)
+            self._answer_stopped(client)
         except Exception as error:  # a bug ends this request, not the server
             pb_utils.Logger.log_error(f"a request failed: {traceback.format_exc()}")
             client.send(error_response(error), last=True)
+
+    def _answer_stopped(self, client: Client) -> None:
+        if self._stopped is None:
+            client.answer({}, last=True)
+        else:
+            client.send(error_response(self._stopped), last=True)
 
     def _stop(self, asked: IncomingRequest) -> None:
         if not asked.request_id:

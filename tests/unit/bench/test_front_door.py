@@ -57,6 +57,7 @@ def test_each_way_is_asked_as_often_and_timed_up_to_its_first_text(port):
     assert all(value >= 1000 * DELAYS_S[name] for name, values in times.items() for value in values)
     prompts = [body.get("prompt") or body["text_input"] for _, body in Server.asked]
     assert len(set(prompts)) == len(prompts) == 15  # with the warm-up
+    assert all(("model" in body) is (endpoint == OPENAI) for endpoint, body in Server.asked)
 
 
 def test_the_cost_of_a_way_is_what_its_median_adds_to_tritons():

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from pipeline.llmapi.llm_arguments import llm_arguments
-from pipeline.llmapi.requests import serve
+from pipeline.llmapi.requests import STOPPED, serve
 from pipeline.llmapi.settings import DraftSettings
 from pipeline.triton_models.request_loop import RequestLoop
 from pipeline.triton_models.triton import CallResponses
@@ -32,7 +32,7 @@ class TritonPythonModel:
         period_s = int(triton["cancellation_check_period_ms"]) / 1000
         self._llm = LLM(**llm_arguments(arguments, settings))
         answer = partial(serve, self._llm, SamplingParams, bool(triton["decoupled"]))
-        self._loop = RequestLoop(answer, CallResponses(), max_calls=1, check_period_s=period_s)
+        self._loop = RequestLoop(answer, CallResponses(), max_calls=1, check_period_s=period_s, stopped=STOPPED)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
