@@ -79,10 +79,12 @@ def synthetic_stream(num_tokens: int, seed: int) -> list[IntArray]:
 
 
 def split_texts(texts: Iterable[IntArray]) -> list[IntArray]:
-    """Split texts into sequences of at most `SEQUENCE_LEN` tokens. Raises UserError for fewer than 100 tokens."""
+    """Split texts into sequences of 3 to `SEQUENCE_LEN` tokens; leaves shorter ones out, in which nothing can be
+    drafted. Raises UserError for fewer than 100 tokens."""
     sequences = [text[at : at + SEQUENCE_LEN] for text in texts for at in range(0, len(text), SEQUENCE_LEN)]
+    sequences = [sequence for sequence in sequences if len(sequence) > 2]
     if sum(map(len, sequences)) < 100:
-        raise UserError("The files hold fewer than 100 tokens; give more text.")
+        raise UserError("The files hold fewer than 100 tokens, in texts of at least three; give more text.")
     return sequences
 
 
@@ -120,10 +122,10 @@ def bench_trie(
     peers: Mapping[str, PromptLookup] = MappingProxyType({}),
 ) -> list[Measurement]:
     """Measure after the insertion of each number of tokens in `sizes` (ascending), and of all tokens if there are
-    fewer. One sequence in a hundred is held out. num_queries: drafts at each size. max_bytes: limit of the trie.
-    on_progress: called with the number of inserted tokens. peers: other sources by name, with a tenth of the
-    queries."""
-    held_out = [text for text in sequences[::100] if len(text) > 2]
+    fewer. sequences: of at least three tokens; one in a hundred is held out. num_queries: drafts at each size.
+    max_bytes: limit of the trie. on_progress: called with the number of inserted tokens. peers: other sources by name,
+    with a tenth of the queries."""
+    held_out = sequences[::100]
     inserted = [sequence for index, sequence in enumerate(sequences) if index % 100] or held_out
     warm_up()
     before = psutil.Process().memory_info().rss

@@ -54,6 +54,9 @@ def test_bench_trie_measures_a_synthetic_stream_and_rows(tmp_path: Path):
     rows.write_text('{"token_ids": [1, 2, 4]}\n')
     with pytest.raises(UserError, match="fewer than 100"):
         run(rows, "--sizes", "100")
+    long = "".join(json.dumps({"token_ids": list(range(number, number + 20))}) + "\n" for number in range(9))
+    rows.write_text('{"token_ids": [1, 2]}\n' + long)  # the first row would be held out
+    assert "B/token" in run(rows, "--sizes", "100", "--queries", 5)
     with pytest.raises(UserError, match="cannot be written: it is a folder"):
         run("--sizes", "2000", "--json", tmp_path)
 
