@@ -68,6 +68,16 @@ def require_vocabulary(rows: Sequence[ReplayRow], vocab_size: int) -> None:
         require_tokens(row.text, vocab_size, f"output {number} (prompt and output)")
 
 
+def require_room(rows: Sequence[ReplayRow], num_drafts: int, max_seq_len: int) -> None:
+    """Raise UserError if an engine's sequences are too short for an output with this number of drafts."""
+    for number, row in enumerate(rows, 1):
+        if (needed := len(row.text) + num_drafts) > max_seq_len:
+            raise UserError(
+                f"Output {number} needs {needed} tokens (prompt, output and drafts), and engine.max_seq_len is "
+                f"{max_seq_len}. Use --set engine.max_seq_len={needed}, or leave it out."
+            )
+
+
 def _replay_row(value: Any, where: str) -> ReplayRow:
     if not isinstance(value, dict):
         raise UserError(

@@ -20,7 +20,7 @@ BUILD_MODES: dict[Mode, str | None] = {
     "none": None,
 }
 
-# Weight formats: quant_algo of the checkpoint; whether the builder's KV cache rule counts the weights as FP8.
+# quant_algo of the checkpoint by weight format.
 QUANT_ALGOS: Mapping[str, str | None] = {
     "none": None,
     "fp8": "FP8",
@@ -30,6 +30,7 @@ QUANT_ALGOS: Mapping[str, str | None] = {
     "w4a8_awq": "W4A8_AWQ",
     "nvfp4": "NVFP4",
 }
+# Weight formats that the builder's rule about KV caches counts as FP8.
 FP8_LIKE = frozenset({"fp8", "w4a8_awq", "nvfp4"})
 KV_QUANT_ALGOS: Mapping[str, str | None] = {"auto": None, "fp8": "FP8", "int8": "INT8"}
 

@@ -23,7 +23,7 @@ def record(
     limit: Annotated[int | None, shared.limit_to("rows")] = None,
 ) -> None:
     """Record the model's candidates after known outputs and after the drafts of hybrid, for `replay --rows`."""
-    from lookahead_research.known_outputs import load_replay_rows, require_vocabulary
+    from lookahead_research.known_outputs import load_replay_rows, require_room, require_vocabulary
     from lookahead_research.recorded_rows import RecordedRows, load_rows, save_rows
     from lookahead_research.recording import LiveRows, text_rows
     from lookahead_research.replay import replay
@@ -39,6 +39,7 @@ def record(
     artifact = shared.built_artifact(shared.resolve(model, profile, overrides))
     engine = open_in_process(artifact).engine
     require_vocabulary(rows, engine.limits.vocab_size)
+    require_room(rows, max(budgets), engine.limits.max_seq_len)
     stored = load_first_rows(artifact)
     first_rows = NO_FIRST_ROWS if stored is None else stored.rows
     with output.steps("recording", len(rows) * (1 + len(budgets))) as step:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from lookahead_research.known_outputs import load_replay_rows, require_vocabulary
+from lookahead_research.known_outputs import load_replay_rows, require_room, require_vocabulary
 
 from pipeline.decoding import warm_up
 from pipeline.decoding.drafting.drafter import Drafter
@@ -127,6 +127,14 @@ def test_a_token_outside_the_vocabulary_names_its_output(tmp_path: Path) -> None
     rows = load_replay_rows(outputs(tmp_path))
     with pytest.raises(UserError, match=r"output 1 \(prompt and output\) holds token \d+ at position 0"):
         require_vocabulary(rows, 0)
+
+
+def test_an_output_that_is_longer_than_the_engine_is_named_before_it_is_recorded(tmp_path: Path) -> None:
+    rows = load_replay_rows(outputs(tmp_path))
+    needed = max(len(row.text) for row in rows) + 8
+    require_room(rows, 8, needed)
+    with pytest.raises(UserError, match=rf"needs {needed} tokens.*Use --set engine.max_seq_len={needed}"):
+        require_room(rows, 8, needed - 1)
 
 
 @pytest.mark.parametrize("command", ["replay", "bench-trie"])
