@@ -19,14 +19,14 @@ RUN = ".run"
 _SERVING, _SECOND = "serving", "second"
 
 
-class Running(Protocol):
+class Stoppable(Protocol):
     """Servers that this process has started."""
 
     def stop(self) -> None:
         """Stop them with all their processes."""
 
 
-_Running = TypeVar("_Running", bound=Running)
+_Servers = TypeVar("_Servers", bound=Stoppable)
 
 
 def base_dir(folders: Folders) -> Path:
@@ -74,7 +74,7 @@ def locked(base: Path, on_busy: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def temporarily(start: Callable[[Path], _Running], on_stop: Callable[[], None]) -> Iterator[_Running]:
+def temporarily(start: Callable[[Path], _Servers], on_stop: Callable[[], None]) -> Iterator[_Servers]:
     """Start servers in a new run folder, and stop them at the end of the block. on_stop: called before they are
     stopped.
 
