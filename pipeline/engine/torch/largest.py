@@ -3,7 +3,6 @@ split into blocks: the k largest entries lie in the k blocks with the largest ma
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from pipeline.decoding.tree import FloatArray, IntArray
@@ -62,8 +61,8 @@ class TorchLogits:
     def __init__(self, logits: torch.Tensor, summary: torch.Tensor) -> None:
         """Waits for the pass. summary: result of `summary_of`."""
         self._logits = logits
-        self._summary: IntArray = summary.cpu().numpy()
-        self.choices: IntArray = np.ascontiguousarray(self._summary[:, 0])
+        self._summary = summary.cpu()
+        self.choices: IntArray = self._summary[:, 0].contiguous().numpy()
 
     def rows(self, part: slice) -> FloatArray:
         return self._logits[part].float().cpu().numpy()
@@ -73,7 +72,7 @@ class TorchLogits:
         if k > most:
             logits = self._logits[part]
             return TorchLogits(logits, summary_of(logits, k)).top_k(slice(None), k)
-        ids = self._summary[part, 1 : 1 + k]
-        shares = self._summary[part, 1 + most : 1 + most + k].view(np.float32)
-        mass = self._summary[part, -1:].view(np.float32)
-        return np.ascontiguousarray(ids), shares / np.maximum(mass, shares.sum(1, keepdims=True))
+        found = self._summary[part]
+        ids, shares, mass = found[:, 1 : 1 + k], found[:, 1 + most : 1 + most + k].view(torch.float32), found[:, -1:]
+        total = torch.maximum(mass.view(torch.float32), shares.sum(1, keepdim=True))
+        return ids.contiguous().numpy(), (shares / total).numpy()
