@@ -39,6 +39,8 @@ LOCKS = ".locks"
 # Folders beside the artifacts of a model: finished build stages, which later builds reuse; cost curves (see
 # `pipeline.engine.cost_curve`); first rows (see `pipeline.engine.first_rows`).
 STAGES, COSTS, FIRST_ROWS = ".stages", ".costs", ".first_rows"
+# Files beside them: plans of builds (see `pipeline.engine.plan`).
+PLAN_SUFFIX = ".plan.json"
 
 
 class FileEntry(Frozen):

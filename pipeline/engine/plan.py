@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.checkpoint.fetch import describe_source, known_content_hash
 from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
-from pipeline.engine.artifact import artifact_dir, artifacts_of, load_artifact
+from pipeline.engine.artifact import PLAN_SUFFIX, artifact_dir, artifacts_of, load_artifact
 from pipeline.engine.backend import backend_of
 from pipeline.engine.fingerprint import differences
 from pipeline.errors import BuildError
@@ -42,7 +42,7 @@ def engine_plan(resolved: ResolvedConfig, folders: Folders) -> dict[str, Any]:
 
 def write_plan(plan: Mapping[str, Any], resolved: ResolvedConfig, folders: Folders) -> Path:
     """Write a plan as JSON beside the engines of its model. Returns the path."""
-    path = folders.engines / resolved.model.name / f"{resolved.profile.name}.plan.json"
+    path = folders.engines / resolved.model.name / f"{resolved.profile.name}{PLAN_SUFFIX}"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(plan, indent=2) + "\n")
     return path

@@ -1,4 +1,5 @@
-"""Targets of `lookahead clean`: engines with their measurements, leftovers of interrupted builds, and downloads."""
+"""Targets of `lookahead clean`: engines with their plans and measurements, leftovers of interrupted builds, and
+downloads."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from stat import S_ISREG
 
 from pipeline.checkpoint.disk import PARTIAL
 from pipeline.config.folders import Folders
-from pipeline.engine.artifact import COSTS, FIRST_ROWS, LOCKS, MANIFEST, STAGES
+from pipeline.engine.artifact import COSTS, FIRST_ROWS, LOCKS, MANIFEST, PLAN_SUFFIX, STAGES
 from pipeline.errors import BuildError
 from pipeline.files import try_lock
 
 
 def removable(folders: Folders, model: str | None, cache: bool) -> list[Path]:
-    """Folders of artifacts and leftovers below the engines folder; with `cache` the download folders too. Raises
-    BuildError if there are no engines of the model."""
+    """Artifacts, plans and leftovers below the engines folder; with `cache` the download folders too. Raises BuildError
+    if there are no engines of the model."""
     paths = [folders.engines / model] if model is not None else sorted(folders.engines.glob("*"))
     if model is not None and not paths[0].is_dir():
         raise BuildError(f"There are no engines of '{model}' in {folders.engines}.")
@@ -42,22 +43,25 @@ def require_unused(folders: Folders, paths: Sequence[Path], served: Path | None)
 
 def _is_removable(path: Path) -> bool:
     if not path.is_dir():
-        return False
+        return path.name.endswith(PLAN_SUFFIX)
     return path.name in (STAGES, COSTS, FIRST_ROWS) or path.name.startswith(PARTIAL) or (path / MANIFEST).is_file()
 
 
 def remove(paths: Sequence[Path]) -> None:
-    """Remove folders, and folders of models that are empty afterwards."""
-    for folder in paths:
-        shutil.rmtree(folder)
-        if not any(folder.parent.iterdir()):
-            folder.parent.rmdir()
+    """Remove folders and files, and folders of models that are empty afterwards."""
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+        if not any(path.parent.iterdir()):
+            path.parent.rmdir()
 
 
 def sizes_of(paths: Sequence[Path]) -> list[int]:
-    """Bytes that the removal of each folder frees, if they are removed in order: files that several profiles
-    share count in the last one."""
-    files = [(path.stat(), index) for index, folder in enumerate(paths) for path in folder.rglob("*")]
+    """Bytes that the removal of each path frees, if they are removed in order: files that several profiles share count
+    in the last one."""
+    files = [(path.stat(), index) for index, top in enumerate(paths) for path in (top, *top.rglob("*"))]
     last = {(state.st_dev, state.st_ino): (state.st_size, index) for state, index in files if S_ISREG(state.st_mode)}
     sizes = [0] * len(paths)
     for size, index in last.values():

@@ -15,8 +15,9 @@ from pipeline.errors import BuildError
 def test_clean_finds_engines_and_leftovers_only(built: Path, where: Folders) -> None:
     (built.parent / ".partial-latency-x").mkdir()
     (built.parent / "notes").mkdir()
+    (built.parent / "balanced.plan.json").write_text("{}")
     found = {path.name for path in removable(where, None, cache=True)}
-    assert found == {"latency", ".partial-latency-x", "random"}
+    assert found == {"latency", ".partial-latency-x", "balanced.plan.json", "random"}
     with pytest.raises(BuildError, match="no engines of 'other'"):
         removable(where, "other", cache=False)
     remove(removable(where, "tiny-random-llama", cache=False))
@@ -46,3 +47,4 @@ def test_files_that_profiles_share_count_once(tmp_path: Path) -> None:
     (folders[1] / "plan").write_bytes(bytes(10))
     assert sizes_of(folders) == [0, 1010]
     assert sizes_of(folders[:1]) == [1000]
+    assert sizes_of([folders[1] / "plan"]) == [10]
