@@ -42,7 +42,7 @@ def test_the_kv_cache_is_that_of_the_engine(tmp_path: Path) -> None:
     model = resolved.model.model_copy(update={"shape": resolved.model.shape.model_copy(update=sizes)})
     lengths = {"max_batch_size": limits.max_batch_size, "max_seq_len": limits.max_seq_len}
     limited = resolved.with_settings("engine", **lengths)
-    assert kv_bytes(limited.model_copy(update={"model": model})) == engine._cache.num_bytes
+    assert kv_bytes(limited.model_copy(update={"model": model})) == 2 * engine._cache.keys.nbytes
 
 
 @pytest.mark.parametrize(
