@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.errors import UserError, error_number
+from pipeline.files import existing_part
 
 # Space that must stay free.
 _SPARE_BYTES = 256 << 20
@@ -31,8 +32,7 @@ def require_space(
 ) -> None:
     """Raise `error` if the disk of `folder` has less than num_bytes (and a margin) free. moved_by: environment
     variables that set the folder."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(existing_part(folder)).free
     if free < num_bytes + _SPARE_BYTES:
         raise error(
             f"{purpose} needs about {gigabytes(num_bytes + _SPARE_BYTES)} of disk in {folder}; "

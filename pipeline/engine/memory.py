@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from pipeline.checkpoint.disk import gigabytes
-from pipeline.errors import UserError
+from pipeline.errors import BuildError, UserError
 
 # Limit and use of a container's memory: control groups of version 2, then 1.
 _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
@@ -41,4 +41,14 @@ def require_memory(num_bytes: int, purpose: str, remedy: str, error: type[UserEr
     if num_bytes > available:
         raise error(
             f"{purpose} needs about {gigabytes(num_bytes)} of memory; {gigabytes(available)} are available. {remedy}"
+        )
+
+
+def require_cache_memory(num_bytes: int, available: int, num_slots: int, max_seq_len: int, device: str) -> None:
+    """Raise BuildError if a KV cache of num_bytes does not fit into the available bytes. device: its name."""
+    if num_bytes > available:
+        raise BuildError(
+            f"A KV cache of {num_slots} sequences (twice engine.max_batch_size, half of them for reuse) of "
+            f"engine.max_seq_len = {max_seq_len} tokens takes {gigabytes(num_bytes)}; {gigabytes(available)} "
+            f"are available on {device}. Lower one of the two settings."
         )

@@ -25,8 +25,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, BloomForCausalLM, GPTJForCausalLM, PreTrainedModel
 
 from pipeline.decoding.tree import BoolArray, IntArray, ancestor_mask
-from pipeline.engine.memory import available_bytes
-from pipeline.engine.torch.slots import Segment, require_cache_memory
+from pipeline.engine.memory import available_bytes, require_cache_memory
+from pipeline.engine.torch.slots import Segment
 
 _REGISTERED_AS = "slot_tree"
 

@@ -10,10 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline.checkpoint.disk import gigabytes
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, check_tree, depths
 from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
-from pipeline.errors import BuildError, BusyError
+from pipeline.errors import BusyError
 
 
 @dataclass(slots=True, eq=False)
@@ -219,16 +218,6 @@ def _segment(item: VerifyItem, start: int, limits: EngineLimits) -> Segment:
     cached, end = slot.num_cached_tokens, slot.num_cached_tokens + num_pending
     assert end + len(item.tree) <= limits.max_seq_len, "sequence and drafts exceed the slot"
     return Segment(slot, item.tree, start, cached, num_pending)
-
-
-def require_cache_memory(num_bytes: int, available: int, num_slots: int, max_seq_len: int, device: str) -> None:
-    """Raise BuildError if a KV cache of num_bytes does not fit into the available bytes. device: its name."""
-    if num_bytes > available:
-        raise BuildError(
-            f"A KV cache of {num_slots} sequences (twice engine.max_batch_size, half of them for reuse) of "
-            f"engine.max_seq_len = {max_seq_len} tokens takes {gigabytes(num_bytes)}; {gigabytes(available)} "
-            f"are available on {device}. Lower one of the two settings."
-        )
 
 
 def _common_prefix(slot: Slot, token_ids: IntArray) -> int:

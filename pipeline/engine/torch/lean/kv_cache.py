@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.engine.memory import available_bytes
+from pipeline.engine.memory import available_bytes, require_cache_memory
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.cache_entries import Entries, move_places
 from pipeline.engine.torch.lean.plan import LeanPlan, cache_head_bytes
 from pipeline.engine.torch.lean.shorts import max_integers
 from pipeline.engine.torch.lean.tables import Floats, aligned
 from pipeline.engine.torch.lean.vectors import LANES, padded
-from pipeline.engine.torch.slots import require_cache_memory
 
 # Padding after each block of values, in places. Without it blocks begin at multiples of a power of two, and the same
 # place of all blocks competes for the same few entries of a CPU cache. The padding is never written.
