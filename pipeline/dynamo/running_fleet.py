@@ -22,9 +22,8 @@ from pipeline.server.state import of_this_version, require_server, service_dir
 
 def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
     """The same server with the address, the number of replicas and the discovery of the running one, for a switch of
-    the profile. Raises ServerError if its gateway or front end has ended, if another version of
-    this program started it, or if this process would put the new server into another fleet, or at another address in
-    it."""
+    the profile. Raises ServerError if its gateway or front end has ended, if another version of this program started
+    it, or if this process would put the new server into another fleet, or at another address in it."""
     running = require_server(run_dir)
     ended = find_ended(run_dir, 0, bool(running.gateway_id))
     if ended:

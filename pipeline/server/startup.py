@@ -68,9 +68,9 @@ def launch(
     verbose: bool = False,
     note: Note = lambda text: None,
 ) -> RunningServer:
-    """Start a prepared server. folder: its run folder. with_openai, with_gateway, fleet_dir: see
-    `start_server`. verbose: write Triton's verbose log beside the server's log. Raises ServerError if it does not
-    start, or if the memory or the GPUs are insufficient."""
+    """Start a prepared server. folder: its run folder. with_openai, with_gateway, fleet_dir: see `start_server`.
+    verbose: write Triton's verbose log beside the server's log. Raises ServerError if it does not start, or if the
+    memory or the GPUs are insufficient."""
     resolved, repository = served.resolved, served.repository
     _require_memory(served)
     folder.mkdir(parents=True, exist_ok=True)

@@ -92,8 +92,8 @@ class WindowSource:
 
 
 def _choices_below(window: Window, proposed: DraftTree, step: StepResult) -> IntArray | None:
-    """[W] the target's choices below the window's last level. proposed: the window, if it was proposed. None if
-    it was not verified, or if the target returns no choices."""
+    """[W] the target's choices below the window's last level. proposed: the window, if it was proposed. None
+    if it was not verified, or if the target returns no choices."""
     verified = find_nodes(proposed, step.tree)
     if step.choices is None or not verified or -1 in verified:
         return None
