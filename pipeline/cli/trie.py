@@ -104,11 +104,11 @@ def prune(
     from pipeline.decoding.trie.snapshot import load_trie, save_trie
 
     trie = load_trie(snapshot)
-    before = trie.statistics.num_nodes
+    before = trie.num_nodes
     for _ in range(times):
         trie.prune()
     save_trie(trie, out or snapshot)
-    output.note(f"{before:,} -> {trie.statistics.num_nodes:,} nodes")
+    output.note(f"{before:,} -> {trie.num_nodes:,} nodes")
     _show(trie, out or snapshot, as_json)
 
 

@@ -124,8 +124,7 @@ class Bls:
         failures = sum(self._drafter.failures.values())
         if self._trie is None:
             return TrieMetrics(0, 0, failures)
-        statistics = self._trie.statistics
-        return TrieMetrics(statistics.num_nodes, statistics.num_bytes, failures)
+        return TrieMetrics(self._trie.num_nodes, self._trie.arrays.num_bytes, failures)
 
     def learned_state(self, artifact_dir: Path, cache_dir: Path) -> LearnedState:
         """Load the stored state of the draft sources. Returns the object that saves it again."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from pipeline.decoding.trie import Trie
 from pipeline.errors import BusyError
 from pipeline.triton_models.bls import Bls
 from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
@@ -232,9 +233,11 @@ def test_the_first_call_of_a_stream_ends_with_the_first_token():
     assert [call["request_output_len"].item() for call in target.calls[:3]] == [1, 4, 4]
 
 
-def test_metrics_of_a_request_add_up():
+def test_metrics_of_a_request_add_up(monkeypatch):
     seen: list[tuple[RequestMetrics, TrieMetrics]] = []
     bls = make_bls()
+    # A request must not count the tokens of the whole trie.
+    monkeypatch.setattr(Trie, "statistics", property(lambda trie: pytest.fail("statistics of the trie")))
 
     run_in(bls, text_tensors("bcd", 20, strategy="trie"), on_end=lambda request, trie: seen.append((request, trie)))
 
