@@ -100,7 +100,7 @@ def _grow(
     proposals, table, mix = Proposals(*proposal_arrays), ContinuationTable(*table_arrays), Mix(*mix_arrays)
     first_rows, recent, noise = FirstRows(*first_arrays), RecentRows(*recent_arrays), NoiseKey(*noise_parts)
     orders, _, width = table.ids.shape
-    room = 1 + len(proposals.token_ids) + (max_nodes + 1) * (orders * width + first_rows.ids.shape[1])
+    room = 1 + len(proposals.token_ids) + max_nodes * (orders * width + first_rows.ids.shape[1])
     nodes = new_nodes(room, mix.weights.shape[1] - 1)
     merge(nodes, proposals)
     end_of_proposals = nodes.size[0]
@@ -126,8 +126,6 @@ def _grow(
                 if not nodes.fixed[child]:
                     heappush(heap, (-nodes.path_probability[child], int64(child)))
                 child = nodes.next_sibling[child]
-        if num_taken >= max_nodes:
-            break
         next_fixed += 1
         while next_fixed < end_of_proposals and not nodes.fixed[next_fixed]:
             next_fixed += 1
@@ -141,6 +139,8 @@ def _grow(
         nodes.rank[current] = num_taken
         taken[num_taken] = current
         num_taken += 1
+        if num_taken == max_nodes:
+            break
     return _grown(nodes, taken[:num_taken], num_fixed, table_channel + orders + 1)
 
 
