@@ -1,5 +1,5 @@
-"""MkDocs hook: pages generated at each build from the command line, the config schemas, the tensor contract and the
-notebook."""
+"""MkDocs hook: pages generated at each build from the command line, the config schemas, the tensor contract, the
+metrics and the notebook."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ from pipeline.cli.app import PANELS, build_app
 from pipeline.config.schema import ModelConfig, ProfileConfig
 from pipeline.repository import extensions
 from pipeline.repository.contract import Tensor, model_contract
+from pipeline.triton_models import metrics
 
 DOCS = Path(__file__).parent
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages, and the decisions to the navigation."""
-    pages = {"cli": cli_page(), "configuration": configuration_page(), "tensors": tensors_page()}
+    pages = {
+        "cli": cli_page(),
+        "configuration": configuration_page(),
+        "tensors": tensors_page(),
+        "metrics": metrics_page(),
+    }
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     files.append(File.generated(config, "notebook.md", content=notebook_page(DOCS / "notebook.ipynb")))
@@ -60,7 +66,8 @@ def cli_page() -> str:
     lines = [
         "# Command line",
         "",
-        "Exit codes: 0 success, 1 internal error (with a trace), 2 user error.",
+        "Exit codes: 0 success; 1 a failed check of verify, bench --grammar, load, batch or validate-gpu, or an "
+        "internal error (with a trace); 2 user error; 130 Ctrl-C; 141 closed standard output; 143 SIGTERM.",
         "",
     ]
     lines += ["`lookahead --install-completion` installs completion for the current shell.", ""]
@@ -93,7 +100,7 @@ def command_sections(name: str, command: click.Command) -> Iterator[list[str]]:
 def default_of(option: click.Parameter) -> str:
     """An option's default; empty for switches, and where the help text explains it."""
     value = option.default
-    return f"`{value}`" if type(value) in (str, int, float) else ""
+    return f"`{value}`" if type(value) in (str, int, float) and value != "" else ""
 
 
 def names_of(option: click.Parameter) -> str:
@@ -148,7 +155,21 @@ def schema_table(schema: dict[str, Any], keys: dict[str, str]) -> Iterator[str]:
         # The parts of a section have their own tables.
         plain = "default" in entry and not isinstance(entry["default"], dict | list)
         default = f"`{json.dumps(entry['default'])}`" if plain else ""
-        yield f"| `{key}` | {cell(type_of(entry, keys))} | {cell(default)} | {cell(entry.get('description', ''))} |"
+        kind = type_of(entry, keys) + bounds_of(entry)
+        yield f"| `{key}` | {cell(kind)} | {cell(default)} | {cell(entry.get('description', ''))} |"
+
+
+def bounds_of(entry: dict[str, Any]) -> str:
+    """Limits of a number, such as ", 1 to 64"; empty if it has none."""
+    numbers = [entry, *entry.get("anyOf", [])]
+    least, most, above = (
+        next((each[word] for each in numbers if word in each), None)
+        for word in ("minimum", "maximum", "exclusiveMinimum")
+    )
+    if least is not None:
+        return f", {least} to {most}" if most is not None else f", {least} or more"
+    lower = "" if above is None else f", above {above}"
+    return lower if most is None else f"{lower}, up to {most}"
 
 
 def type_of(entry: dict[str, Any], keys: dict[str, str]) -> str:
@@ -171,7 +192,14 @@ def type_of(entry: dict[str, Any], keys: dict[str, str]) -> str:
 
 def tensors_page() -> str:
     """Inputs and outputs of each served model."""
-    lines = ["# Tensors", "", "Names, types and shapes (without the batch axis; -1 varies) of the served models.", ""]
+    lines = [
+        "# Tensors",
+        "",
+        "Names, types and shapes (without the batch axis; -1 varies) of the served models. `lookahead_bls`, and all "
+        "models with the torch engine, refuse images, LoRA weights, prompt embeddings, encoder inputs, draft logits "
+        "and more than one beam.",
+        "",
+    ]
     ours = {
         "lookahead_bls": (extensions.LOOKAHEAD_BLS_INPUTS, extensions.LOOKAHEAD_BLS_OUTPUTS),
         "tensorrt_llm": (extensions.TENSORRT_LLM_INPUTS, extensions.TENSORRT_LLM_OUTPUTS),
@@ -185,6 +213,20 @@ def tensors_page() -> str:
         lines += [f"## TensorRT-LLM's: `{model}`", ""]
         lines += [*tensor_table("input", contract.inputs), "", *tensor_table("output", contract.outputs), ""]
     return "\n".join(lines)
+
+
+def metrics_page() -> str:
+    """Metrics of our models on Triton's metrics port."""
+    lines = [
+        "# Metrics",
+        "",
+        "Served at `server.metrics_port` beside Triton's own (`nv_...`). With several replicas the label `replica` is "
+        "the number of the server. [Operate](../how-to/operate.md#do-drafts-help) explains how to read them.",
+    ]
+    for title, families in (("lookahead_bls", metrics.BLS_METRICS), ("Torch engine", metrics.ENGINE_METRICS)):
+        lines += ["", f"## {title}", "", "| metric | kind | meaning |", "| --- | --- | --- |"]
+        lines += [f"| `lookahead_{name}` | {kind.lower()} | {cell(text)} |" for name, (kind, text) in families.items()]
+    return "\n".join(lines) + "\n"
 
 
 def meanings(model: str) -> dict[str, str]:

@@ -23,28 +23,31 @@ _BUCKETS = {
     "inter_token_seconds": _SECONDS_BUCKETS,
 }
 _REQUESTS = "requests_total"
-# Kind and description by name.
-_BLS_METRICS = {
+# Kind and description by name, without the prefix lookahead_.
+BLS_METRICS = {
     _REQUESTS: ("COUNTER", "Requests by strategy and outcome."),
     "steps_total": ("COUNTER", "Verify steps."),
     "output_tokens_total": ("COUNTER", "Tokens generated."),
     "draft_tokens_total": ("COUNTER", "Draft tokens verified."),
     "accepted_tokens_total": ("COUNTER", "Draft tokens accepted."),
     "engine_calls_total": ("COUNTER", "Calls from the BLS model to the engine."),
-    "engine_calls_without_draft_total": ("COUNTER", "Such calls without a draft tree."),
+    "engine_calls_without_draft_total": ("COUNTER", "Calls to the engine without a draft tree."),
     "speculation_off_share": ("GAUGE", "Share of engine calls without a draft tree."),
     "acceptance_length": ("HISTOGRAM", "Tokens emitted per verify step."),
-    "time_to_first_token_seconds": ("HISTOGRAM", "From a request's arrival to its first token."),
-    "inter_token_seconds": ("HISTOGRAM", "Between the tokens of consecutive steps, per token."),
+    "time_to_first_token_seconds": ("HISTOGRAM", "Time from a request's arrival to its first token."),
+    "inter_token_seconds": ("HISTOGRAM", "Time between two steps, divided by the tokens of the later one."),
     "trie_nodes": ("GAUGE", "Nodes of the shared trie in use."),
     "trie_bytes": ("GAUGE", "Memory of the shared trie."),
-    "draft_source_failures": ("GAUGE", "Failed calls to draft sources since the start."),
+    "draft_source_failures": (
+        "GAUGE",
+        "Failed calls to draft sources since the start. They cost speed, never a token.",
+    ),
 }
-_ENGINE_METRICS = {
-    "kv_sequences_total": ("COUNTER", "Sequences opened in the engine; each step of a request is one."),
+ENGINE_METRICS = {
+    "kv_sequences_total": ("COUNTER", "Sequences opened in the engine, one for each call."),
     "kv_prefix_hits_total": ("COUNTER", "Sequences of which a prefix was in the KV cache."),
-    "kv_prompt_tokens_total": ("COUNTER", "Tokens that sequences were opened with."),
-    "kv_reused_tokens_total": ("COUNTER", "Such tokens whose KV was in the cache."),
+    "kv_prompt_tokens_total": ("COUNTER", "Tokens of a sequence when it was opened: prompt and output so far."),
+    "kv_reused_tokens_total": ("COUNTER", "Those of them whose keys and values were in the KV cache."),
     "engine_abandoned_total": ("COUNTER", "Requests that were stopped, or whose client left."),
 }
 
@@ -83,7 +86,7 @@ class Metrics:
     that was loaded."""
 
     def __init__(self, pb_utils: Any, trie: TrieMetrics) -> None:
-        self._families = _families(pb_utils, _BLS_METRICS)
+        self._families = _families(pb_utils, BLS_METRICS)
         self._metrics = {
             name: family.Metric(**({"buckets": list(_BUCKETS[name])} if name in _BUCKETS else {}))
             for name, family in self._families.items()
@@ -148,7 +151,7 @@ class EngineMetrics:
     thread."""
 
     def __init__(self, pb_utils: Any) -> None:
-        self._families = _families(pb_utils, _ENGINE_METRICS)
+        self._families = _families(pb_utils, ENGINE_METRICS)
         self._metrics = {name: family.Metric() for name, family in self._families.items()}
         self._recorded = dict.fromkeys(self._metrics, 0)
 

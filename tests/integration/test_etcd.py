@@ -1,5 +1,5 @@
 """A fleet over a real etcd. Two run folders stand for two machines: the second one joins, dies and vanishes while
-clients send requests. docs/how-to/scale-out.md describes the same with two network namespaces."""
+clients send requests. docs/fleet-tests.md describes the same with two network namespaces."""
 
 from __future__ import annotations
 

@@ -30,9 +30,11 @@ class DraftingConfig(Frozen):
 
     strategy: Strategy = Field("auto", description="Strategy of requests that do not set one.")
     max_draft_tokens: int = Field(
-        16, ge=0, le=2048, description="Limit of nodes per sequence and step (decoding_length)."
+        16, ge=0, le=2048, description="Limit of draft tokens per sequence and step (the paper's decoding length)."
     )
-    max_draft_len: int = Field(12, ge=0, le=256, description="Limit of the path length per step (branch_length).")
+    max_draft_len: int = Field(
+        12, ge=0, le=256, description="Limit of the length of drafted paths (the paper's branch length)."
+    )
     planner: Literal["fixed", "adaptive"] = Field(
         "fixed",
         description="fixed: always up to the limits above. adaptive: tree size by the measured cost curve, or for "
