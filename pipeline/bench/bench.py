@@ -100,7 +100,7 @@ def check_lengths(codec: TextCodec, rows: Iterable[WorkloadRow], longest: int, o
 
 
 def longest_prompt(resolved: ResolvedConfig, plan: BenchPlan) -> int:
-    """Maximum number of prompt tokens that all models for the strategies take."""
+    """Longest prompt, in tokens, that the models of all strategies accept."""
     return min(traits.longest_prompt for traits in _targets(resolved, plan))
 
 

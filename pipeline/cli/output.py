@@ -38,7 +38,7 @@ def _raise(console: Console) -> None:
 Console.on_broken_pipe = _raise  # type: ignore[assignment]
 
 # Without a terminal, tables are as wide as their content instead of 80 columns. A closed stdout is None.
-# No output is markup, and ":car:" in a path stays as it is: texts hold names of the user's and outputs of models.
+# Emoji codes are off: paths and outputs of models may contain texts such as ":car:".
 console = Console(
     highlight=False, soft_wrap=True, emoji=False, width=None if sys.stdout and sys.stdout.isatty() else 160
 )

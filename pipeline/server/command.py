@@ -30,7 +30,8 @@ def is_plain(path: Path) -> bool:
 
 
 def plain_names(server_id: str, **folders: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """Paths that the Python backend can use for folders, and the links to create for them, {link: folder}."""
+    """Paths for folders that Triton's Python backend can open, and the symbolic links to create for them, {link:
+    folder}. A folder whose path has special characters gets a link in /dev/shm."""
     names, links = dict(folders), {}
     for key, folder in folders.items():
         if not is_plain(folder):

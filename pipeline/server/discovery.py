@@ -14,7 +14,7 @@ FILE_KV = "DYN_FILE_KV"
 # URLs of etcd, separated by commas, and the time after which it forgets a process that is gone, in whole seconds.
 ETCD_ENDPOINTS, ETCD_LEASE_TTL = "ETCD_ENDPOINTS", "ETCD_LEASE_TTL"
 _DEFAULT_ENDPOINT = "http://localhost:2379"
-# Dynamo's default of ETCD_LEASE_TTL. The shared folder has the same time.
+# Dynamo's default of ETCD_LEASE_TTL. Entries in a shared folder expire after the same time.
 LEASE_S = 10.0
 # Time for the front end to learn that a worker is not listed any more.
 _NEWS_S = 2.0

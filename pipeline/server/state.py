@@ -196,8 +196,7 @@ def end_guards(drains: Mapping[int, bool]) -> None:
 
 
 def wait_for_ends(processes: Sequence[psutil.Process], timeout_s: float) -> None:
-    """Wait until processes have ended, also those that their parents have not collected: pid 1 of a container may do so
-    late, or never."""
+    """Wait until processes have ended. Zombies count as ended: pid 1 of a container may collect them late, or never."""
     deadline = time.monotonic() + timeout_s
     while any(map(_runs, processes)) and time.monotonic() < deadline:
         time.sleep(0.01)

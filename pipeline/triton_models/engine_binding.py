@@ -47,7 +47,7 @@ class RetryBackoff:
         self._pause = _FIRST_PAUSE_S
 
     async def wait(self, error: BusyError) -> None:
-        """Wait before the next retry. Raises error after `BUSY_PATIENCE_S`."""
+        """Wait before the next retry. Raises `error` once `BUSY_PATIENCE_S` are over."""
         if time.perf_counter() + self._pause > self._until:
             raise error
         await asyncio.sleep(self._pause)

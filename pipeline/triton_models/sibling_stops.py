@@ -16,7 +16,7 @@ from typing import Any
 _SUFFIX = ".stops"
 # More than the system sends in a datagram.
 _LONGEST_BYTES = 1 << 18
-# Interval of attempts while another process has not read its earlier stops.
+# Interval of retries while the socket of another process is full.
 _RETRY_S = 0.01
 
 

@@ -117,8 +117,8 @@ class CallResponses:
 
 
 def drop_requests() -> None:
-    """Free the ended requests that tracebacks still refer to. To be called at the end of a model: later Triton unmaps
-    their memory, and freeing them causes a segmentation fault."""
+    """Free the ended requests that tracebacks still refer to. Call it at the end of a model. Triton unmaps their memory
+    afterwards, and freeing them then is a segmentation fault."""
     gc.collect()
 
 

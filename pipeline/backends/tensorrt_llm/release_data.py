@@ -25,7 +25,7 @@ NEEDED_PATH_WORDS = {
     "ChatGLMForCausalLM": "glm",
     "ChatGLMForConditionalGeneration": "glm",
 }
-# Environment variable that disables the loader that all conversions here need.
+# Environment variable that disables TensorRT-LLM's unified converter, which all conversions here use.
 LOADER_SWITCH = "TRTLLM_DISABLE_UNIFIED_CONVERTER"
 # Number of heads by which the converter recognizes the 7B Baichuan model with RoPE. It treats others as the 13B with
 # ALiBi.

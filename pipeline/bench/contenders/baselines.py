@@ -59,7 +59,7 @@ class HuggingFaceBaseline:
 
 
 class _Watch:
-    """A streamer for `generate`, which passes it the prompt and then the tokens of each pass, once they are on the CPU.
+    """Streamer for `generate`: receives the prompt, then the tokens of each pass, once they are on the CPU.
     lengths: number of tokens of each call, the prompt first."""
 
     def __init__(self) -> None:

@@ -131,7 +131,7 @@ def check_address(url: str, allow_remote: bool = False) -> None:
 
 
 def _answers_http(connection: socket.socket) -> bool:
-    """Whether a server answers a request of HTTP/1 as such. One for gRPC closes the connection or sends a frame."""
+    """Whether a server speaks HTTP/1. A gRPC server closes the connection or sends an HTTP/2 frame."""
     connection.settimeout(_PROBE_SECONDS)
     with suppress(TimeoutError, ConnectionError):
         connection.sendall(b"GET / HTTP/1.0\r\n\r\n")

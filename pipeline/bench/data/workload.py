@@ -112,7 +112,7 @@ def _lines_as_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[str, Any]
 
 
 def _row_of(data: Any, where: str, number: int) -> WorkloadRow:
-    """number: number of the row, the default of its id."""
+    """Check one row of a data file. where: its place, for messages. number: its number, the default of its id."""
     if not isinstance(data, dict):
         raise UserError(f"{where} should be a JSON object with id, task and prompt; found a {type(data).__name__}.")
     id_key, task_key = (next((key for key in KEYS[part] if key in data), part) for part in ("id", "task"))

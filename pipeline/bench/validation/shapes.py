@@ -38,7 +38,7 @@ def random_model(config: PretrainedConfig, device: Device, dtype: torch.dtype) -
 
 
 def bandwidth(device: Device) -> float:
-    """Memory bandwidth in bytes per second, reads and writes of a copy added: the best of ten."""
+    """Memory bandwidth of a copy in bytes per second, reads plus writes: the best of ten runs."""
     source = torch.empty(_BANDWIDTH_BYTES[device], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     times = []

@@ -153,7 +153,7 @@ def _mean_that_pays(certain: int, curve: Times, times: Times) -> float:
 
 
 def _counted(items: Sequence[PlanItem]) -> set[frozenset[str]]:
-    """The sets of draft sources whose time counts."""
+    """The sets of draft sources whose drafting time is balanced against what drafts save."""
     return {item.names for item in items if item.names}
 
 

@@ -65,7 +65,7 @@ class Segment:
 
     @property
     def token_ids(self) -> IntArray:
-        """[length]"""
+        """[length] The pending tokens, then those of the tree."""
         pending = self.slot.tokens[self.cached : self.cached + self.num_pending]
         return np.concatenate([pending, self.tree.token_ids])
 

@@ -63,7 +63,7 @@ def container_is_known(context: BuildContext) -> Iterator[Fault]:
 
 
 def engines_fit_into_the_gpu(context: BuildContext) -> Iterator[Fault]:
-    """Estimate of weights, activations and the KV cache of one sequence of full length."""
+    """Weights, activations and the KV cache of one full-length sequence fit into the GPU's memory, by an estimate."""
     if context.shape is None:
         return
     need, have = gpu_need(context).minimum_bytes, context.trt.gpu_memory_gib

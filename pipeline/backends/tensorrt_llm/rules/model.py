@@ -161,8 +161,9 @@ def converter_can_do_it(context: BuildContext) -> Iterator[Fault]:
 
 
 def path_names_the_family(context: BuildContext) -> Iterator[Fault]:
-    """The converters interpret words in the path of the checkpoint, whose copy is in a folder with the model's name.
-    Some families need a word, and some words make the Llama loader expect other weight names."""
+    """The name of the model suits the converters, which search the path of the checkpoint for words. Some families need
+    a certain word, and some words make the Llama loader expect other weight names. The path ends with the model's
+    name."""
     architecture, name, source = context.model.architecture, context.model.name, context.model.checkpoint
     word = release_data.NEEDED_PATH_WORDS.get(architecture)
     if word is not None and word not in name:

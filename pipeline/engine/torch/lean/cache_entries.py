@@ -41,7 +41,7 @@ def rotate_rows(
     cache."""
     num_rows, dim, num_threads = sizes[tables.NUM_ROWS], sizes[tables.HEAD_DIM], sizes[tables.NUM_THREADS]
     num_heads, num_kv_heads = sizes[tables.NUM_HEADS], sizes[tables.NUM_KV_HEADS]
-    # Rows with neighbouring places share the cache lines of keys, so each thread takes a range of rows.
+    # Keys of neighbouring places share cache lines, so each thread takes consecutive rows.
     for row in work_units(thread, counter, num_rows, (num_rows + num_threads - 1) // num_threads):
         address = buffers[tables.QKV_OUT, 0] + row * buffers[tables.QKV_OUT, 1]
         slot, position, place = rows[row, tables.ROW_SLOT], rows[row, tables.ROW_POSITION], rows[row, tables.ROW_PLACE]
