@@ -21,8 +21,8 @@ GUESS_PROBABILITY = 0.05
 
 @dataclass(slots=True)
 class _Lookahead:
-    """State of one request. window: None if it would have no nodes, as for (W, N, G) = (1, 1, 0). proposed: the window's
-    tree in the last proposal."""
+    """State of one request. window: None if it would have no nodes, as for (W, N, G) = (1, 1, 0). proposed: the
+    window's tree in the last proposal."""
 
     prompt_ids: IntArray
     pool: NgramPool

@@ -35,8 +35,8 @@ from pipeline.engine.torch.lean.vectors import loop as for_each_line
 HAS_AMX = HAS_VNNI and "+amx-int8" in FEATURES
 # Steps of a block in one tile. A matrix with another number of steps is not computed with AMX.
 STEPS = 16
-# Rows of a tile. The memory of all ROWS rows must be readable, even if fewer are used. If rows are divided equally among
-# the fewest possible tiles, no tile reads beyond the next multiple of ROWS.
+# Rows of a tile. The memory of all ROWS rows must be readable, even if fewer are used. If rows are divided equally
+# among the fewest possible tiles, no tile reads beyond the next multiple of ROWS.
 ROWS = 16
 _LINE_BYTES = 4 * LANES
 # Registers: the sums of each block, the weights of each block, the rows.

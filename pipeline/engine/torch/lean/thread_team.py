@@ -122,8 +122,8 @@ class ThreadTeam:
         weakref.finalize(self, _end, self._queues)
 
     def run(self, work: Work) -> None:
-        """Call work(thread number, handle) on every thread that arrives before the work is done. Returns when the work is
-        done and every thread has left the pass. work: calls one kernel, from `enter_pass` to `leave_pass`."""
+        """Call work(thread number, handle) on every thread that arrives before the work is done. Returns when the work
+        is done and every thread has left the pass. work: calls one kernel, from `enter_pass` to `leave_pass`."""
         self._number += 1
         self._state[0] = self._number
         handle = self._state.ctypes.data, self._number
