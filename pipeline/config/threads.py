@@ -16,8 +16,8 @@ WAIT_POLICY = ("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def wait_by_default(environment: MutableMapping[str, str]) -> None:
-    """Take back the default of `WAIT_POLICY`, before OpenMP is loaded. A bench with other engines does so, because they
-    are compared as their users run them: with threads that sleep, llama.cpp takes three times as long."""
+    """Remove our default of `WAIT_POLICY`, before OpenMP is loaded. A bench with other engines calls this, so that they
+    run as for their users: with threads that sleep, llama.cpp takes three times as long."""
     name, value = WAIT_POLICY
     if environment.get(name) == value:
         del environment[name]

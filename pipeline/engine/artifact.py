@@ -158,7 +158,7 @@ def share_measurements(source: Path, target: Path) -> None:
 
 
 def share_folder(source: Path, target: Path, share_file: Callable[[Path, Path], object] = link_or_copy) -> None:
-    """Share the files of a folder with another one. Their folders are new, because those of `source` may be read-only.
+    """Share the files of a folder with another one. Subfolders are created, because those of `source` may be read-only.
     share_file: called with the paths of a file and of its link or copy."""
     for path in source.rglob("*"):
         if path.is_file():

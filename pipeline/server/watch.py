@@ -42,9 +42,8 @@ class _Failures:
 
 
 class HangWatch:
-    """Detects a server that hangs. Before it is ready that is one whose processes compute and read nothing, as in a
-    deadlock of Triton's locks in shared memory; later one that does not answer, or with a suspended process of a
-    model."""
+    """Detects a server that hangs. Before it is ready: its processes neither compute nor read, as in a deadlock of
+    Triton's locks in shared memory. Afterwards: it does not answer, or the process of a model is suspended."""
 
     def __init__(self, server_id: str, url: str, hang_seconds: float) -> None:
         """url: of Triton's HTTP interface; empty to detect nothing. hang_seconds: limit of inactivity before the server

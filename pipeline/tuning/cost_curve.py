@@ -37,7 +37,8 @@ COARSE = CostGrid((1, 2, 4, 8, 16, 24, 32, 64), (1, 4, 16), max_pass_tokens=128,
 WIDE = CostGrid(max_pass_tokens=2048)
 # Least number of sizes per group, because a single one has no slope.
 MIN_SIZES = 2
-# A first pass that takes this many times as long as passes of single tokens was disturbed. Limit of its second tries.
+# A first pass that takes more than _DISTURBED times as long as its tokens one by one was disturbed. It is tried up to
+# _SECOND_TRIES times.
 _DISTURBED, _SECOND_TRIES = 1.5, 2
 
 

@@ -177,8 +177,8 @@ def _name_row(nodes: Nodes, above: int, ids: IntArray, probs: FloatArray, channe
 
 @subkernel
 def _rate_by_recent(nodes: Nodes, above: int, recent: RecentRows, channel: int) -> None:
-    """Set the highest probability of each child of a node in the recent rows about its depth. channel: of the row that
-    chose the root; the next one is that of the rows after rejected nodes."""
+    """For each child of a node, set its highest probability in the recent rows for its depth. channel: of the row that
+    chose the root; channel + 1 is that of the rows after rejected nodes."""
     for row in range(len(recent.depths)):
         if recent.depths[row] not in (EVERY, nodes.depth[above] + 1):
             continue

@@ -143,8 +143,8 @@ def _mean_that_pays(certain: int, curve: Times, times: Times) -> float:
     """The least mean path probability at which any number of nodes yields as many tokens per second as a pass without
     drafts. curve, times: times of passes with 0, 1, ... nodes, by the cost curve and corrected.
 
-    The lower of both counts. If corrected times alone decided, nodes that seem expensive would never be in a pass
-    again, whose time could correct that."""
+    The lower cost of both decides. With corrected times alone, nodes that once seemed expensive would never be in a
+    pass again whose time could correct that."""
     cheapest = np.inf
     for count in range(1, len(times)):
         additional = min(curve[count] / curve[0], times[count] / times[0]) - 1.0

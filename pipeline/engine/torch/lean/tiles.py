@@ -72,7 +72,7 @@ _SHORT_PAIRS = ir.VectorType(I16, 2 * LANES)
 _HALF_BYTES = ir.VectorType(I8, 2 * LANES)
 _HALF_INTS = ir.VectorType(I32, LANES // 2)
 _SUM = "llvm.x86.avx512.vpdpbusd.512"
-# The sums do not reach the limit of this instruction. LLVM 20 replaces the one without a limit by two in large tiles.
+# The instruction with saturation, whose limit no sum reaches. LLVM 20 replaces the other one by two in large tiles.
 _SHORT_SUM = "llvm.x86.avx512.vpdpwssds.512"
 _NUM_ARGUMENTS = 18
 
