@@ -175,6 +175,16 @@ def test_definition_lists_of_the_pages_are_rendered() -> None:
     assert "def_list" in site["markdown_extensions"]
 
 
+def test_blocks_within_a_list_are_indented_as_the_site_requires() -> None:
+    """The Markdown of the site does not nest a list or a table that is indented by fewer than four spaces."""
+    wrong = [
+        f"{page.name}: {line}"
+        for page in PAGES
+        for line in re.findall(r"^ {1,3}(?:[*-] |\d+\. |\|).*", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    ]
+    assert wrong == []
+
+
 SOURCES = "".join(
     "".join(re.findall(r'"([^"\n]*)"', path.read_text(encoding="utf-8")))
     for path in sorted((HOME / "pipeline").rglob("*.py"))
