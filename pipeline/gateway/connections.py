@@ -37,7 +37,8 @@ STALL_S = 60.0
 def bounded_protocol(header_timeout_s: float, max_connections: int) -> type[asyncio.Protocol]:
     """uvicorn's protocol, which closes a connection if the headers of a request do not arrive in time. The time runs
     from the start of the connection, or from the first byte of a later request. A connection whose client stops reading
-    is closed too. At max_connections, where uvicorn refuses requests, a new connection replaces those that have waited
+    is closed too, and one with a response before the end of its request's body: the rest may be long, and has no time
+    limit. At max_connections, where uvicorn refuses requests, a new connection replaces those that have waited
     longest for a request."""
     waiting: dict[H11Protocol, float] = {}  # connection -> start of its wait, the earliest first
 
@@ -67,6 +68,8 @@ def bounded_protocol(header_timeout_s: float, max_connections: int) -> type[asyn
 
         def on_response_complete(self) -> None:
             self._stop_timer()
+            if self.conn.their_state is h11.SEND_BODY:
+                self.transport.close()
             super().on_response_complete()
             self._note_waiting()
 

@@ -13,7 +13,7 @@ from importlib.resources import files
 import anyio
 from starlette.requests import Request
 from starlette.routing import Route, Router
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from pipeline.gateway.bodies import BodyReader, Disconnected, parse_json
 from pipeline.gateway.deployment import Deployment, Deployments
@@ -58,27 +58,18 @@ class Handler:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = ResponseWriter(send, self.style)
-        has_body = scope["method"] == "POST"
-
-        async def watched_receive() -> Message:
-            nonlocal has_body
-            message = await receive()
-            has_body = has_body and message.get("more_body", False)
-            return message
-
         try:
             if self.methods and scope["method"] not in self.methods:
                 raise not_allowed(scope["method"], self.methods)
-            await self.act(Request(scope, watched_receive), answer)
+            await self.act(Request(scope, receive), answer)
         except Refusal as refusal:
-            # An open connection would read the rest of the body, which may be long.
-            await answer.refuse(refusal, closes=has_body)
+            await answer.refuse(refusal)
         except Disconnected:
             pass
         except Exception:  # a bug of the gateway
             logger.exception("request %s", answer.request_id)
             sentence = f"the gateway failed; its log has the reason under {answer.request_id}"
-            await answer.refuse(Refusal(500, sentence), closes=True)
+            await answer.refuse(Refusal(500, sentence))
 
 
 class HttpGateway:

@@ -201,6 +201,22 @@ def test_the_rest_of_a_refused_body_is_not_read():
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("method", [b"GET", b"HEAD", b"OPTIONS"])
+def test_a_body_that_nobody_reads_ends_the_connection_and_cannot_hold_it(method):
+    """It could arrive byte by byte for ever, without a time limit."""
+
+    async def work() -> None:
+        async with serving(prompt, max_connections=3) as address:
+            held = [await asyncio.open_connection(*address) for _ in range(2)]
+            for reader, writer in held:
+                writer.write(method + b" / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n1")
+                assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).startswith(b"HTTP/1.1 200 ")
+                writer.close()
+            assert (await ask(address, REQUEST)).endswith(b"ok")
+
+    asyncio.run(work())
+
+
 def test_a_target_that_is_a_whole_url_is_its_path_and_its_host():
     """The host is checked in `for_this_machine`."""
     found_in = {
