@@ -1,4 +1,7 @@
-"""Requests to Triton's HTTP endpoint `infer`: JSON, with tensor data inside or as bytes after it."""
+"""Requests to Triton's HTTP endpoint `infer`: JSON, with tensor data inside or as bytes after it.
+
+Values in the JSON are checked as those of `generate`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pipeline.gateway.generate_body import (
     STOP,
     Checked,
     Types,
+    check_types,
     positive,
     sent_id_of,
     single,
@@ -40,6 +44,7 @@ def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types:
     sent_id = sent_id_of(value, tenant, is_unique=NAMESPACE in types and not is_stop)
     if len({tensor["name"] for tensor in inputs}) < len(inputs):
         raise Refusal(400, "an input occurs twice")
+    check_types({tensor["name"]: tensor["data"] for tensor in inputs if "data" in tensor}, types)
     outputs = _tensors(value, "outputs") if "outputs" in value else []
     for tensor in (*inputs, *outputs):
         refuse_parameters(tensor["name"], _parameters(tensor))
