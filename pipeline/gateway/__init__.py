@@ -6,4 +6,5 @@ OpenAI API         http_app -> openai_body -> openai_fields: openai_types, tool_
                    -> openai_output -> front_end -> upstream -> event_stream, resumption -> rewriting -> folding
 every request      connections, request_headers, bodies, tenants; errors, refusal, response_writer
 servers behind     spec, deployment, metrics_page
+description        openapi_page
 """

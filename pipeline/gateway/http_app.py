@@ -8,14 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 
 import anyio
 from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from pipeline.gateway.bodies import BodyReader, Disconnected, parse_json
+from pipeline.gateway.bodies import BodyReader, Disconnected, parse_json, write_json
 from pipeline.gateway.deployment import Deployment, Deployments
 from pipeline.gateway.errors import TOO_LONG_CODE, logger, refusal_of, text_of_body, unavailable, unknown_model
 from pipeline.gateway.forward import forward
@@ -26,6 +25,7 @@ from pipeline.gateway.metrics_page import metrics_page
 from pipeline.gateway.openai_body import checked_openai
 from pipeline.gateway.openai_fields import Endpoint
 from pipeline.gateway.openai_output import forward_openai
+from pipeline.gateway.openapi_page import PAGE
 from pipeline.gateway.refusal import Refusal, not_allowed
 from pipeline.gateway.request_headers import key_of, session_headers, timeout_of, trace_headers
 from pipeline.gateway.response_writer import JSON, ResponseWriter, Style
@@ -81,7 +81,6 @@ class HttpGateway:
         self._transport = transport
         self._deployments = deployments
         self._bodies = BodyReader(spec.config.max_body_bytes, spec.config.body_timeout_s)
-        self._page = files("pipeline.gateway").joinpath("openapi.json").read_bytes()
 
     def app(self) -> Router:
         """ASGI application with the public routes. All other paths return 404."""
@@ -159,7 +158,7 @@ class HttpGateway:
         await answer.send(page, {"content-type": "text/plain; charset=utf-8"})
 
     async def _openapi(self, request: Request, answer: ResponseWriter) -> None:
-        await answer.send(self._page, JSON)
+        await answer.send(write_json(PAGE), JSON)
 
     async def _model(self, request: Request, answer: ResponseWriter) -> None:
         tenant = self._tenant(request)

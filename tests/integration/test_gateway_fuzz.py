@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.resources import files
 
 import httpx
 import numpy as np
@@ -19,6 +18,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, status_c
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
+from pipeline.gateway.openapi_page import PAGE
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.processes import model_processes
 from pipeline.server.server import RunningServer
@@ -39,9 +39,8 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
 
 @pytest.fixture(scope="module")
 def api(server: RunningServer) -> schemathesis.schemas.BaseSchema:
-    page = json.loads(files("pipeline.gateway").joinpath("openapi.json").read_text(encoding="utf-8"))
-    page["paths"] = {path: item for path, item in page["paths"].items() if path.startswith("/v2")}
-    schema = schemathesis.openapi.from_dict(page)
+    paths = {path: item for path, item in PAGE["paths"].items() if path.startswith("/v2")}
+    schema = schemathesis.openapi.from_dict(PAGE | {"paths": paths})
     schema.config.update(base_url=server.state.http_url)
     return schema
 

@@ -20,6 +20,7 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.services import front_end_service
 from pipeline.dynamo.spec import Membership
 from pipeline.gateway.connections import GRACE_S
+from pipeline.gateway.openapi_page import PAGE
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL
 from pipeline.server.discovery import listed_s
@@ -165,8 +166,7 @@ def test_pods_run_without_rights_and_answer_probes_at_our_ports():
 
 def paths_without_key() -> set[str]:
     """Paths that probes can request although the operator sets API keys."""
-    page = json.loads((DEPLOY.parent / "pipeline" / "gateway" / "openapi.json").read_text())
-    return {path for path, methods in page["paths"].items() if methods.get("get", {}).get("security") == []}
+    return {path for path, methods in PAGE["paths"].items() if methods.get("get", {}).get("security") == []}
 
 
 def test_requests_have_the_time_to_finish_that_the_server_gives_them():

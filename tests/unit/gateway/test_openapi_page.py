@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from importlib.resources import files
+import re
+from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
+from typing import Any
 
 from starlette.routing import Route
 
+from pipeline.gateway.bodies import write_json
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.http_app import HttpGateway
+from pipeline.gateway.openapi_page import PAGE
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.upstream import request
 from tests.unit.gateway.gateways import spec_of
 
-PAGE = json.loads(files("pipeline.gateway").joinpath("openapi.json").read_text(encoding="utf-8"))
 # Other names of paths that the page has.
 _LEFT_OUT = ("/openapi.json", "/v1/models/{name}", "/v1/models/{owner}/{name}")
 
@@ -31,11 +35,21 @@ def test_the_page_has_every_path_and_method_and_no_other():
         for method in {*route.endpoint.methods} - {"HEAD"}
     }
 
-    assert routes == {(path, method.upper()) for path, methods in PAGE["paths"].items() for method in methods}
+    assert routes == {(path, method.upper()) for path, method, _ in operations()}
 
 
 def test_each_operation_may_refuse_a_foreign_web_page():
     """`for_this_machine` checks all paths."""
-    for methods in PAGE["paths"].values():
-        for operation in methods.values():
-            assert operation["responses"]["403"]["$ref"].endswith("ForeignPage")
+    assert all("403" in operation["responses"] for _, _, operation in operations())
+
+
+def test_each_reference_leads_somewhere():
+    for name in re.findall(r'"#/([^"]*)"', write_json(PAGE).decode()):
+        reduce(getitem, name.split("/"), PAGE)
+
+
+def operations() -> Iterator[tuple[str, str, Any]]:
+    """Path, method and description of each operation."""
+    for path, item in PAGE["paths"].items():
+        for method in item.keys() & {"get", "post"}:
+            yield path, method, item[method]

@@ -176,7 +176,10 @@ CLASSIFIED = {"name": "x", "parameters": {"classification": 2}}
         ({"inputs": [{"name": 3}]}, "needs a name"),
         ({"inputs": [{"name": "x", "parameters": 3}]}, "must be an object"),
         # Triton itself would take the value for 4.
-        ({"inputs": [{"name": "max_tokens", "data": [4 - (1 << 32)]}]}, "max_tokens is -4294967292; it must be a whole"),
+        (
+            {"inputs": [{"name": "max_tokens", "data": [4 - (1 << 32)]}]},
+            "max_tokens is -4294967292; it must be a whole",
+        ),
         ({"inputs": [SHARED]}, "shared memory"),
         ({"inputs": [], "outputs": [SHARED]}, "shared memory"),
         ({"inputs": [], "outputs": [CLASSIFIED]}, "cannot be classified"),
