@@ -26,8 +26,9 @@ def is_unique(request_id: str) -> bool:
 
 
 class SentId(NamedTuple):
-    """Id of a request on the server: prefix + chosen + suffix. chosen: by the client, may be empty. suffix: see
-    `unique_id`; empty for a request that stops others."""
+    """Id of a request on the server: prefix + chosen + suffix. prefix: of the tenant, so that none can stop the request
+    of another by its id. chosen: by the client, may be empty. suffix: see `unique_id`; empty for a request that stops
+    others."""
 
     prefix: str = ""
     chosen: str = ""

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import httpx
 
 from pipeline.errors import ServerError
+from pipeline.gateway.bodies import Json
+from pipeline.gateway.folding import folded
 
 # Time limit of a request. A longer one counts as failed.
 REQUEST_TIMEOUT_S = 180.0
@@ -89,29 +91,19 @@ def ask(client: httpx.Client, url: str, body: Mapping[str, Any]) -> ClientOutput
         raise ServerError(f"the OpenAI API cannot be reached: {error!r}") from error
     if response.status_code != 200:
         raise ServerError(f"status {response.status_code}: {response.text[:200]}")
-    if "stream" in body:
-        return _joined(response.text)
-    answer = response.json()
+    answer = _joined(response.text) if "stream" in body else response.json()
     choice, usage = answer["choices"][0], answer["usage"]
     return ClientOutput(
         choice["message"]["content"] or "", choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"]
     )
 
 
-def _joined(stream: str) -> ClientOutput:
-    """Output in the events of a stream. Raises ServerError if it is not complete."""
-    text, finish_reason = "", ""
-    usage: dict[str, int] = {}
-    for line in stream.splitlines():
-        if not line.startswith("data: {"):
-            continue
-        chunk = json.loads(line.removeprefix("data: "))
-        if "error" in chunk:
-            raise ServerError(f"error in a stream: {chunk['error']}")
-        for choice in chunk["choices"]:
-            text += choice["delta"].get("content") or ""
-            finish_reason = choice["finish_reason"] or finish_reason
-        usage = chunk.get("usage") or usage
-    if not usage or not finish_reason:
+def _joined(stream: str) -> Json:
+    """The whole response of a stream. Raises ServerError if it is not complete."""
+    chunks = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: {")]
+    if errors := [chunk["error"] for chunk in chunks if "error" in chunk]:
+        raise ServerError(f"error in a stream: {errors[0]}")
+    answer = folded(chunks)
+    if not answer.get("usage") or not any(choice["finish_reason"] for choice in answer["choices"]):
         raise ServerError("a stream ended early")
-    return ClientOutput(text, finish_reason, usage["prompt_tokens"], usage["completion_tokens"])
+    return answer

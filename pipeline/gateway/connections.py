@@ -172,7 +172,8 @@ def for_this_machine(app: ASGIApp) -> ASGIApp:
 async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
     """Send the error in the format of the path's API, and close the connection."""
     style: Style = "openai" if scope["path"].startswith("/v1/") else "triton"
-    await ResponseWriter(send, style).refuse(refusal, closes=True)
+    refusal.headers["connection"] = "close"
+    await ResponseWriter(send, style).refuse(refusal)
 
 
 def for_pages(app: ASGIApp) -> ASGIApp:

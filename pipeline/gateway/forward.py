@@ -24,20 +24,23 @@ STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cach
 
 
 @asynccontextmanager
-async def until_disconnect(receive: Receive) -> AsyncGenerator[None, None]:
-    """Cancel the block if the client disconnects."""
-    with anyio.CancelScope() as scope:
+async def while_connected(receive: Receive, timeout_s: float) -> AsyncGenerator[None, None]:
+    """Cancel the block if the client disconnects. Raises Refusal (504) after timeout_s."""
+    try:
+        with anyio.fail_after(timeout_s) as scope:
 
-        async def watch_client() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            scope.cancel()
+            async def watch_client() -> None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                scope.cancel()
 
-        watching = asyncio.create_task(watch_client())
-        try:
-            yield
-        finally:
-            watching.cancel()
+            watching = asyncio.create_task(watch_client())
+            try:
+                yield
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        raise Refusal(504, f"the request took longer than {timeout_s:g} s") from None
 
 
 async def forward(
@@ -50,27 +53,16 @@ async def forward(
 ) -> None:
     """Forward a request and its response. sent_id: id of the request, which becomes the client's own in the response.
     stop: stops the request. Called if the client disconnects or the time is over, because Triton notices the end of a
-    connection only when it sends something."""
-    async with until_disconnect(receive):
+    connection only when it sends something. Raises Refusal."""
+    async with while_connected(receive, request.timeout_s):
         try:
-            with anyio.fail_after(request.timeout_s):
-                try:
-                    async with transport(request) as response:
-                        await _forward_response(response, request.request_id, answer, sent_id)
-                except asyncio.CancelledError:
-                    stop()
-                    raise
-        except Unreachable:
-            await answer.refuse(unavailable())
-        except TimeoutError:
-            await answer.refuse(late(request))
-        except Refusal as refusal:
-            await answer.refuse(refusal)
-
-
-def late(request: UpstreamRequest) -> Refusal:
-    """Refusal of a request that has reached its time limit."""
-    return Refusal(504, f"the request took longer than {request.timeout_s:g} s")
+            async with transport(request) as response:
+                await _forward_response(response, request.request_id, answer, sent_id)
+        except asyncio.CancelledError:
+            stop()
+            raise
+        except Unreachable as error:
+            raise unavailable() from error
 
 
 async def _forward_response(response: Response, request_id: str, answer: ResponseWriter, sent_id: SentId) -> None:

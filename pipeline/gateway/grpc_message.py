@@ -11,6 +11,7 @@ from pipeline.gateway.generate_body import MAX_TOKENS, NAMESPACE, NUM_CHOICES, p
 from pipeline.gateway.infer_body import bytes_element, refuse_parameters
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
+from pipeline.request_ids import SentId
 
 
 async def message_of(requests: AsyncIterator[Any], timeout_s: float) -> Any:
@@ -44,7 +45,7 @@ def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> tuple[i
         None if (index := indices.get(name)) is None else positive(_integer(request, index, is_raw))
         for name in (MAX_TOKENS, NUM_CHOICES)
     )
-    request.id = tenant.request_id(request.id)
+    request.id = SentId(tenant.prefix, request.id).text
     if sets_namespace:
         _set_namespace(request, tenant, indices.get(NAMESPACE), is_raw)
     return max_tokens, num_choices or 1

@@ -26,7 +26,7 @@ from pipeline.gateway.openai_body import checked_openai
 from pipeline.gateway.openai_fields import Endpoint
 from pipeline.gateway.openai_output import forward_openai
 from pipeline.gateway.openapi_page import PAGE
-from pipeline.gateway.refusal import Refusal, not_allowed
+from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.request_headers import key_of, session_headers, timeout_of, trace_headers
 from pipeline.gateway.response_writer import JSON, ResponseWriter, Style
 from pipeline.gateway.spec import GatewaySpec
@@ -59,8 +59,9 @@ class Handler:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = ResponseWriter(send, self.style)
         try:
-            if self.methods and scope["method"] not in self.methods:
-                raise not_allowed(scope["method"], self.methods)
+            if self.methods and (method := scope["method"]) not in self.methods:
+                sentence = f"this path takes {self.methods[0]}, not {method[:20]}"
+                raise Refusal(405, sentence, headers={"allow": ", ".join(self.methods)})
             await self.act(Request(scope, receive), answer)
         except Refusal as refusal:
             await answer.refuse(refusal)

@@ -12,7 +12,7 @@ import anyio
 from pipeline.gateway.bodies import Json, Receive, write_json
 from pipeline.gateway.event_stream import END, event_of
 from pipeline.gateway.folding import folded
-from pipeline.gateway.forward import STREAM_HEADERS, late, until_disconnect
+from pipeline.gateway.forward import STREAM_HEADERS, while_connected
 from pipeline.gateway.front_end import FrontEndRequest, chunks_of
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import JSON, ResponseWriter
@@ -33,35 +33,33 @@ async def forward_openai(
     num_prompts: int,
 ) -> None:
     """Forward the requests of all choices and send the response. If one request fails or the client disconnects, cancel
-    all. num_prompts: of each request."""
+    all. num_prompts: of each request. Raises Refusal."""
     output = _Output(answer, len(requests), rewrites, requests[0].is_whole)
     refusals: list[Refusal] = []
     places = asyncio.Semaphore(max(1, _NUM_CONCURRENT // num_prompts))
 
-    async def run(number: int, cancel_others: Callable[[], None]) -> None:
+    async def run(number: int) -> None:
+        async with places, aclosing(chunks_of(transport, requests[number])) as chunks:
+            async for chunk in chunks:
+                await output.add(number, chunk)
+
+    async def run_among(number: int, cancel_all: Callable[[], None]) -> None:
         try:
-            with anyio.fail_after(requests[number].timeout_s):
-                async with places, aclosing(chunks_of(transport, requests[number])) as chunks:
-                    async for chunk in chunks:
-                        await output.add(number, chunk)
-            return
-        except TimeoutError:
-            refusals.append(late(requests[number]))
+            await run(number)
         except Refusal as refusal:
             refusals.append(refusal)
-        cancel_others()
+            cancel_all()
 
-    async with until_disconnect(receive):
+    async with while_connected(receive, requests[0].timeout_s):
         if len(requests) == 1:  # the usual case, without the cost of a task
-            await run(0, lambda: None)
+            await run(0)
         else:
             async with anyio.create_task_group() as tasks:
                 for number in range(len(requests)):
-                    tasks.start_soon(run, number, tasks.cancel_scope.cancel)
-        if refusals:
-            await answer.refuse(refusals[0])
-        else:
-            await output.finish()
+                    tasks.start_soon(run_among, number, tasks.cancel_scope.cancel)
+            if refusals:
+                raise refusals[0]
+        await output.finish()
 
 
 class _Output:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import grpc
 
@@ -44,8 +44,3 @@ class Refusal(Exception):
     @property
     def grpc_code(self) -> grpc.StatusCode:
         return _GRPC_CODES.get(self.status, grpc.StatusCode.UNKNOWN)
-
-
-def not_allowed(method: str, methods: Sequence[str]) -> Refusal:
-    """Refusal of an HTTP method. methods: those that the path allows."""
-    return Refusal(405, f"this path takes {methods[0]}, not {method[:20]}", headers={"allow": ", ".join(methods)})

@@ -43,18 +43,17 @@ class ResponseWriter:
         await self.start(status, {**headers, "content-length": str(len(body))})
         await self.end(body)
 
-    async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
+    async def refuse(self, refusal: Refusal) -> None:
         """Send the error as the whole response, or as the last event of a stream that has begun. Any other response
-        that has begun is cut off. closes: whether to close the connection."""
-        body = write_json(error_body(refusal, self._style))
+        that has begun is cut off."""
+        body = write_json(_error_body(refusal, self._style))
         if not self._started:
-            headers = JSON | refusal.headers | ({"connection": "close"} if closes else {})
-            await self.send(body, headers, refusal.status)
+            await self.send(body, JSON | refusal.headers, refusal.status)
         elif self._is_stream:
             await self.end(b"data: " + body + b"\n\n")
 
 
-def error_body(refusal: Refusal, style: Style) -> dict[str, Any]:
+def _error_body(refusal: Refusal, style: Style) -> dict[str, Any]:
     """JSON of an error response, in the format of Triton or of OpenAI's API."""
     if style == "triton":
         return {"error": refusal.sentence}

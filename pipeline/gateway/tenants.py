@@ -84,11 +84,6 @@ class Tenant:
             self._namespaces.add(asked)
         return asked if self.shares_drafts else self.prefix + asked
 
-    def request_id(self, asked: str) -> str:
-        """Id of a request on the upstream server; empty for a request without one. It contains the tenant, so that a
-        tenant cannot stop another tenant's request by its id."""
-        return self.prefix + asked if asked else ""
-
 
 class Tenants:
     """Finds the tenant of an API key, and admits requests within the limits of tenant and server. num_running: running

@@ -67,7 +67,7 @@ def test_tenants_share_drafts_only_where_the_config_says_so():
 def test_no_tenant_can_name_a_request_of_another(share_drafts):
     tenants = tenants_of(api_key("a"), api_key("b"), share_drafts=share_drafts)
 
-    assert tenants.of_key("a").request_id("x") != tenants.of_key("b").request_id("x")
+    assert tenants.of_key("a").prefix != tenants.of_key("b").prefix
 
 
 def test_number_and_length_of_namespaces_are_bounded():
