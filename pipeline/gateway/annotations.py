@@ -82,7 +82,8 @@ def integer_option(options: Mapping[str, str], name: str) -> int | None:
 
 def logit_bias_option(options: Mapping[str, str]) -> dict[int, float]:
     """Bias by token id. Raises RequestError if it is not a JSON object from token ids to numbers."""
-    text = options.get(LOGIT_BIAS) or "{}"
+    if not (text := options.get(LOGIT_BIAS)):
+        return {}
     try:
         biases = _BIASES.validate_python(json.loads(text), strict=True)
     except (ValueError, RecursionError) as error:
@@ -103,7 +104,8 @@ def stop_tokens_option(options: Mapping[str, str]) -> frozenset[int]:
 def _list_option(options: Mapping[str, str], name: str, kind: TypeAdapter[list[T]], items: str) -> list[T]:
     """The JSON list in an option; empty if the option is absent. items: what it should hold, for the message of
     RequestError."""
-    text = options.get(name, "[]")
+    if (text := options.get(name)) is None:
+        return []
     try:
         return kind.validate_python(json.loads(text), strict=True)
     except (ValueError, RecursionError) as error:

@@ -46,14 +46,13 @@ class BodyReader:
         """Read the whole body of a request. Raises Refusal 413 if it is too long, 408 if it is late, 503 if too many
         long ones arrive at the same time; Disconnected if the client leaves. The time starts again after a suspension
         of the process."""
-        too_long = Refusal(413, f"the body is longer than {self._max_bytes} bytes (server.gateway.max_body_bytes)")
         if content_length is not None and content_length.isdecimal() and int(content_length[:20]) > self._max_bytes:
-            raise too_long
+            raise self._too_long()
         body, late_s = bytearray(), math.inf
         try:
             while late_s > _LATE_S:
                 with anyio.move_on_after(self._timeout_s) as scope:
-                    while await self._receive(receive, body, too_long):
+                    while await self._receive(receive, body):
                         pass
                     return bytes(body)
                 late_s = anyio.current_time() - scope.deadline
@@ -61,7 +60,7 @@ class BodyReader:
             self._num_held -= long_bytes(len(body))
         raise Refusal(408, f"the body did not arrive within {self._timeout_s:g} s")
 
-    async def _receive(self, receive: Receive, body: bytearray, too_long: Refusal) -> bool:
+    async def _receive(self, receive: Receive, body: bytearray) -> bool:
         """Append the next part. Returns whether there is more."""
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -70,11 +69,14 @@ class BodyReader:
         body += message.get("body", b"")
         self._num_held += long_bytes(len(body)) - before
         if len(body) > self._max_bytes:
-            raise too_long
+            raise self._too_long()
         has_more: bool = message.get("more_body", False)
         if has_more and self._num_held > MAX_LONG * self._max_bytes:
             raise Refusal(503, "busy: too many long requests arrive; send it again", RETRY_AFTER_S)
         return has_more
+
+    def _too_long(self) -> Refusal:
+        return Refusal(413, f"the body is longer than {self._max_bytes} bytes (server.gateway.max_body_bytes)")
 
 
 def parse_json(body: bytes) -> Json:

@@ -18,7 +18,7 @@ from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import ResponseWriter, Style
 
 # Host and port of an address of this machine.
-_LOCAL = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1?\])(?::\d+)?")
+_LOCAL = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1?\])(?::\d+)?", re.I)
 # A request's target that is a whole URL: host and path.
 _URL = re.compile(rb"https?://([^/]+)(/.*|)", re.I)
 _FOREIGN = (
@@ -159,9 +159,9 @@ def for_this_machine(app: ASGIApp) -> ASGIApp:
     to a foreign name that resolves to this machine (DNS rebinding), or from a foreign origin."""
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
-        host, origin = headers.get(b"host", ""), headers.get(b"origin", "").rpartition("://")[2]
-        if all(not name or _LOCAL.fullmatch(name) for name in (host, origin)):
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        hosts += [value.decode("latin-1").rpartition("://")[2] for name, value in scope["headers"] if name == b"origin"]
+        if all(not host or _LOCAL.fullmatch(host) for host in hosts):
             await app(scope, receive, send)
         else:
             await _refuse(scope, send, Refusal(403, _FOREIGN))
@@ -178,7 +178,14 @@ async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
 
 def for_pages(app: ASGIApp) -> ASGIApp:
     """Application for web pages of other origins, too: with responses that a browser gives to the page (CORS)."""
-    return CORSMiddleware(app, ("*",), allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=("*",))
+    of_pages = CORSMiddleware(app, ("*",), allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=("*",))
+
+    async def by_origin(scope: Scope, receive: Receive, send: Send) -> None:
+        # Only browsers send the header. The middleware takes time for each piece of a response.
+        is_page = any(name == b"origin" for name, _ in scope["headers"])
+        await (of_pages if is_page else app)(scope, receive, send)
+
+    return by_origin
 
 
 def by_port(app: ASGIApp, others: Mapping[int | None, ASGIApp]) -> ASGIApp:

@@ -26,21 +26,23 @@ STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cach
 @asynccontextmanager
 async def while_connected(receive: Receive, timeout_s: float) -> AsyncGenerator[None, None]:
     """Cancel the block if the client disconnects. Raises Refusal (504) after timeout_s."""
-    try:
-        with anyio.fail_after(timeout_s) as scope:
+    is_connected = True
+    with anyio.move_on_after(timeout_s) as scope:
 
-            async def watch_client() -> None:
-                while (await receive())["type"] != "http.disconnect":
-                    pass
-                scope.cancel()
+        async def watch_client() -> None:
+            nonlocal is_connected
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            is_connected = False
+            scope.cancel()
 
-            watching = asyncio.create_task(watch_client())
-            try:
-                yield
-            finally:
-                watching.cancel()
-    except TimeoutError:
-        raise Refusal(504, f"the request took longer than {timeout_s:g} s") from None
+        watching = asyncio.create_task(watch_client())
+        try:
+            yield
+        finally:
+            watching.cancel()
+    if scope.cancelled_caught and is_connected:
+        raise Refusal(504, f"the request took longer than {timeout_s:g} s")
 
 
 async def forward(

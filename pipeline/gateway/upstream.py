@@ -107,8 +107,9 @@ async def _connected(targets: Sequence[Upstream]) -> tuple[Upstream, asyncio.Str
     for target in targets:
         host, _, port = target.address.rpartition(":")
         try:
-            with anyio.fail_after(_CONNECT_TIMEOUT_S):
+            with anyio.move_on_after(_CONNECT_TIMEOUT_S):
                 return target, *await asyncio.open_connection(host, int(port))
-        except (OSError, TimeoutError) as error:
+            errors.append(f"{target.address}: no connection within {_CONNECT_TIMEOUT_S:g} s")
+        except OSError as error:
             errors.append(f"{target.address}: {error!r}")
     raise Unreachable("; ".join(errors))
