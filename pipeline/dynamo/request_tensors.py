@@ -85,7 +85,6 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
     asked = integer_option(options, MAX_TOKENS)
     remaining, resumed = _counts(len(ids), stop.get("max_tokens"), asked, spec)
     tensors: dict[str, Array] = {
-        "text_input": text_tensor(""),
         "input_ids": np.asarray([ids], np.int32),
         "max_tokens": int_tensor(resumed + remaining),
         "stream": np.asarray([[True]]),

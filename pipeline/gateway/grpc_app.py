@@ -12,6 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import anyio
@@ -54,6 +55,7 @@ _MAX_ANSWER_BYTES = 1 << 30
 _SHORT_S = 5.0
 # Calls without a key whose message is read at the same time. Only ModelReady has such a message.
 _MAX_WITHOUT_KEY = 32
+_SERIALIZED = methodcaller("SerializeToString")
 
 
 class GrpcGateway:
@@ -71,11 +73,11 @@ class GrpcGateway:
             **{name: self._call(name) for name in ("ServerMetadata", "ModelMetadata")},
         }
         methods = {
-            name: grpc.stream_unary_rpc_method_handler(act, getattr(pb, f"{name}Request").FromString, _serialized)
+            name: grpc.stream_unary_rpc_method_handler(act, getattr(pb, f"{name}Request").FromString, _SERIALIZED)
             for name, act in unary.items()
         }
         for name, stream in (("ModelInfer", self._infer), ("ModelStreamInfer", self._stream)):
-            methods[name] = grpc.stream_stream_rpc_method_handler(stream, pb.ModelInferRequest.FromString, _serialized)
+            methods[name] = grpc.stream_stream_rpc_method_handler(stream, pb.ModelInferRequest.FromString, _SERIALIZED)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def health_handlers(self) -> grpc.GenericRpcHandler:
@@ -271,11 +273,6 @@ def _error_answer(refusal: Refusal, request_id: str) -> Any:
     answer = pb.ModelStreamInferResponse(error_message=refusal.sentence)
     answer.infer_response.id = request_id
     return answer
-
-
-def _serialized(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
 
 
 def _text(value: str | bytes | None) -> str | None:

@@ -39,13 +39,14 @@ async def forward_openai(
     places = asyncio.Semaphore(max(1, _NUM_CONCURRENT // num_prompts))
 
     async def run(number: int) -> None:
-        async with places, aclosing(chunks_of(transport, requests[number])) as chunks:
+        async with aclosing(chunks_of(transport, requests[number])) as chunks:
             async for chunk in chunks:
                 await output.add(number, chunk)
 
     async def run_among(number: int, cancel_all: Callable[[], None]) -> None:
         try:
-            await run(number)
+            async with places:
+                await run(number)
         except Refusal as refusal:
             refusals.append(refusal)
             cancel_all()

@@ -27,7 +27,6 @@ def test_a_plain_request_is_sampled_as_the_openai_api_says():
 
     sent = values(wanted)
     assert sent["input_ids"] == [5, 6, 7]
-    assert sent["text_input"] == [b""]
     assert sent["temperature"] == [1.0]
     assert sent["max_tokens"] == [10]
     assert sent["stream"] == [True]
