@@ -25,8 +25,9 @@ from pipeline.gateway.generate_body import STOP
 from pipeline.gateway.grpc_message import check_request, message_of
 from pipeline.gateway.grpc_stream import Stream
 from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.request_headers import key_of
 from pipeline.gateway.spec import GatewaySpec
-from pipeline.gateway.tenants import RETRY_AFTER_S, Tenant, Tenants, bearer_key
+from pipeline.gateway.tenants import RETRY_AFTER_S, Tenant, Tenants
 from pipeline.request_ids import unique_id
 
 SERVICE = "inference.GRPCInferenceService"
@@ -233,9 +234,9 @@ class GrpcGateway:
         return partial(stop_request, request.model_name, request.id)
 
     def _tenant(self, context: Any) -> Tenant:
-        metadata = dict(context.invocation_metadata() or ())
-        key = bearer_key(_text(metadata.get("authorization"))) or _text(metadata.get("x-api-key"))
-        return self._tenants.of_key(key)
+        metadata = context.invocation_metadata() or ()
+        headers = {name: value if isinstance(value, str) else value.decode("latin-1") for name, value in metadata}
+        return self._tenants.of_key(key_of(headers))
 
     def _timeout_s(self, context: Any) -> float:
         remaining = context.time_remaining()
@@ -273,10 +274,6 @@ def _error_answer(refusal: Refusal, request_id: str) -> Any:
     answer = pb.ModelStreamInferResponse(error_message=refusal.sentence)
     answer.infer_response.id = request_id
     return answer
-
-
-def _text(value: str | bytes | None) -> str | None:
-    return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
 def channel_options(max_body_bytes: int, max_connections: int) -> list[tuple[str, int]]:

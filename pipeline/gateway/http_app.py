@@ -259,7 +259,7 @@ class HttpGateway:
         await answer.send(body, JSON)
 
     def _tenant(self, request: Request) -> Tenant:
-        return self._tenants.of_key(key_of(request))
+        return self._tenants.of_key(key_of(request.headers))
 
     async def _body(self, request: Request) -> bytes:
         if request.headers.get("content-encoding", "identity").lower() != "identity":

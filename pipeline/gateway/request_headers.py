@@ -1,14 +1,15 @@
-"""Reads API key, time limit, trace and session from the headers of an HTTP request."""
+"""Reads API key, time limit, trace and session from the headers of a request."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 
 from starlette.requests import Request
 
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.tenants import Tenant, bearer_key
+from pipeline.gateway.tenants import Tenant
 
 TIMEOUT_HEADER, SESSION_HEADER = "x-request-timeout", "x-session-id"
 _DYNAMO_SESSION = "x-dynamo-session-id"
@@ -17,9 +18,11 @@ _MAX_TRACE_LENGTH = 512
 _SECONDS = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?", re.I)
 
 
-def key_of(request: Request) -> str | None:
-    """The API key of a request; None without one."""
-    return bearer_key(request.headers.get("authorization")) or request.headers.get("x-api-key")
+def key_of(headers: Mapping[str, str]) -> str | None:
+    """The API key in the headers of an HTTP request, or in the metadata of a gRPC call; None without one."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    bearer = key.strip() if scheme.lower() == "bearer" else ""
+    return bearer or headers.get("x-api-key")
 
 
 def timeout_of(request: Request, longest_s: float) -> float:

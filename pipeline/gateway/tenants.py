@@ -194,11 +194,3 @@ class Tenants:
 def long_bytes(num_bytes: int) -> int:
     """Bytes of a body that count for the limits of all bodies."""
     return max(0, num_bytes - SHORT_BYTES)
-
-
-def bearer_key(authorization: str | None) -> str | None:
-    """Key in the value of an Authorization header; None if it has no bearer key."""
-    if authorization is None:
-        return None
-    scheme, _, key = authorization.partition(" ")
-    return key.strip() or None if scheme.lower() == "bearer" else None

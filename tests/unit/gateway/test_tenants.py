@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from pipeline.config.schema import GatewayConfig, ServerConfig
 from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.request_headers import key_of
 from pipeline.gateway.tenants import (
     MAX_NAMESPACE_BYTES,
     OPENAI_WEIGHT,
@@ -18,7 +19,6 @@ from pipeline.gateway.tenants import (
     Tenant,
     Tenants,
     TokenBucket,
-    bearer_key,
 )
 from tests.unit.gateway.gateways import MAX_SEQ_LEN, Clock, api_key
 
@@ -214,7 +214,10 @@ def test_a_refused_request_is_accepted_after_its_retry_after(per_minute, first, 
     [("Bearer k", "k"), ("bearer  k ", "k"), ("Basic k", None), ("k", None), ("Bearer ", None), (None, None)],
 )
 def test_the_key_of_an_authorization_header(header, key):
-    assert bearer_key(header) == key
+    headers = {} if header is None else {"authorization": header}
+
+    assert key_of(headers) == key
+    assert key_of(headers | {"x-api-key": "other"}) == (key or "other")
 
 
 def test_a_key_or_tenant_that_is_listed_twice_is_a_fault_of_the_config():
