@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from pipeline import cli
@@ -12,3 +18,18 @@ def exit_code(*arguments: str) -> int:
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     return int(caught.value.code or 0)
+
+
+@contextmanager
+def redirected(number: int, target: int) -> Iterator[None]:
+    """Let another file be standard input (0) or output (1), as a shell does. target: its descriptor."""
+    before = os.dup(number)
+    os.dup2(target, number)
+    with pytest.MonkeyPatch.context() as patch:
+        if number == 1:  # pytest captures what goes to its own sys.stdout
+            patch.setattr(sys, "stdout", io.TextIOWrapper(io.FileIO(1, "wb", closefd=False)))
+        try:
+            yield
+        finally:
+            os.dup2(before, number)
+            os.close(before)

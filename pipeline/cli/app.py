@@ -65,9 +65,12 @@ class _Command(TyperCommand):
 
 class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        result = super().invoke(ctx)
-        if sys.stdout:
-            sys.stdout.flush()
+        try:
+            result = super().invoke(ctx)
+        except typer.Exit:
+            _flush()
+            raise
+        _flush()
         return result
 
     def main(self, *arguments: Any, **options: Any) -> Any:
@@ -85,6 +88,12 @@ class _Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_flag_types(super().get_params(ctx))
+
+
+def _flush() -> None:
+    """Report a reader that has ended now. At its end Python would print an error."""
+    if sys.stdout:
+        sys.stdout.flush()
 
 
 def _without_flag_types(parameters: list[Any]) -> list[Any]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pipeline.cli import output
 from pipeline.cli.options import numbers
 from pipeline.decoding.trie.snapshot import load_trie
 from pipeline.errors import UserError
-from tests.command_line import exit_code
-from tests.patience import PATIENCE_S
+from tests.command_line import exit_code, redirected
 
 
 def test_numbers_may_be_written_with_an_exponent():
@@ -45,38 +43,33 @@ def test_a_dash_is_standard_input(
     reader, writer = os.pipe()
     os.write(writer, b"\xff")
     os.close(writer)
-    before = os.dup(0)
-    os.dup2(reader, 0)
-    try:
+    with redirected(0, reader):
         assert exit_code(*command.split()) == 2
-    finally:
-        os.dup2(before, 0)
-        os.close(before)
-        os.close(reader)
+    os.close(reader)
     assert capsys.readouterr().err.startswith("error: /dev/stdin cannot be read")
 
 
 @pytest.mark.parametrize(("name", "as_json"), [("-", ()), ("/dev/stdout", ("--json",))])
 def test_an_output_file_can_be_standard_output_which_then_holds_nothing_else(
-    name: str, as_json: tuple[str, ...], tmp_path: Path
+    name: str,
+    as_json: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
-    (tmp_path / "rows.jsonl").write_text('{"prompt_ids": [9, 9], "output_ids": [1, 2, 3, 1, 2]}\n')
-    with (tmp_path / "whole").open("ab") as whole:  # as `>>` of a shell does
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(output.console, "stderr", False)  # the command changes it for the rest of its process
+    Path("rows.jsonl").write_text('{"prompt_ids": [9, 9], "output_ids": [1, 2, 3, 1, 2]}\n')
+    with Path("whole").open("ab") as whole:  # as `>>` of a shell does
         whole.write(b"before\n")
         whole.flush()
-        done = subprocess.run(
-            [sys.executable, "-m", "pipeline", "trie", "build", "rows.jsonl", "--out", name, *as_json],
-            cwd=tmp_path,
-            stdout=whole,
-            stderr=subprocess.PIPE,
-            timeout=PATIENCE_S,
-            check=True,
-        )
+        with redirected(1, whole.fileno()):
+            assert exit_code("trie", "build", "rows.jsonl", "--out", name, *as_json) == 0
     before, content = (tmp_path / "whole").read_bytes().split(b"\n", 1)
     assert before == b"before"
     (tmp_path / "a.trie").write_bytes(content)
     assert load_trie(tmp_path / "a.trie").count(np.asarray([1, 2, 3], np.int32)) == 1
-    assert b"tokens_held" in done.stderr
+    assert ("tokens_held" if as_json else "5 tokens of 1 rows") in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "rows.jsonl", "a.trie"}
 
 

@@ -8,11 +8,14 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipeline import cli
+from pipeline.cli import output
+from tests.command_line import exit_code, redirected
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for
 
@@ -147,24 +150,44 @@ def test_a_command_under_nohup_survives_its_terminal() -> None:
     subprocess.run([sys.executable, "-c", ignored], timeout=PATIENCE_S, check=True)
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["models", "models --json", "--version", "", "--help", "trie build --help", "trie build rows.jsonl --out -"],
-)
-def test_a_command_whose_reader_has_ended_exits_as_if_by_sigpipe_and_without_a_message(
-    command: str, tmp_path: Path
-) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"token_ids": [1, 2, 3]}\n')
+@pytest.fixture
+def no_reader() -> Iterator[int]:
+    """The end of a pipe whose reader has ended."""
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", *command.split()],
-        cwd=tmp_path,
-        timeout=PATIENCE_S,
-        stdout=writer,
-        stderr=subprocess.PIPE,
-    )
+    yield writer
     os.close(writer)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["models --json", "models", "--version", "", "--help", "trie build --help", "trie build rows.jsonl --out -"],
+)
+def test_a_command_whose_reader_has_ended_exits_as_if_by_sigpipe_and_without_a_message(
+    command: str,
+    no_reader: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(output.console, "stderr", False)  # some commands change it for the rest of their process
+    Path("rows.jsonl").write_text('{"token_ids": [1, 2, 3]}\n')
+    with redirected(1, no_reader):
+        assert exit_code(*command.split()) == 128 + signal.SIGPIPE
+        sys.stdout.flush()  # as Python does at its end
+    assert capsys.readouterr().err == ""
+
+
+def test_a_process_whose_reader_has_ended_writes_no_message_at_its_end(no_reader: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", "--version"],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        timeout=PATIENCE_S,
+        stdout=no_reader,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
