@@ -16,7 +16,7 @@ from pipeline.decoding.planning.cost import CostCurve, CostPoint
 from pipeline.decoding.planning.planner import FixedPlanner, Planner
 from pipeline.decoding.request import GenerationRequest, SamplingParams, StepResult
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, check_tree, path_to, tree_from_lists
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, check_tree, tree_from_lists
 from pipeline.engine.contract import Engine, EngineLimits, ReuseCounters, VerifyItem
 from pipeline.engine.scheduler import Scheduler
 
@@ -112,11 +112,10 @@ class TableEngine:
             check_tree(item.tree, self.limits.vocab_size)
             assert len(sequence.tokens) + len(item.tree) <= self.limits.max_seq_len
             assert len(item.tree) <= self.limits.max_draft_tokens
-            paths = [
-                [],
-                *([int(item.tree.token_ids[i]) for i in path_to(item.tree, node)] for node in range(len(item.tree))),
-            ]
-            rows = np.stack([table_logits(sequence.tokens[-3:] + path) for path in paths])
+            contexts = [tuple(sequence.tokens[-3:])]
+            for token, parent in zip(item.tree.token_ids.tolist(), item.tree.parents.tolist(), strict=True):
+                contexts.append((*contexts[parent + 1], token)[-3:])
+            rows = np.stack([_table_row(context, VOCAB_SIZE) for context in contexts])
             results.append(TableLogits(rows, prompt_rows))
         assert total <= self.limits.max_num_tokens
         return results

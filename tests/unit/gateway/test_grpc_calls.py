@@ -163,7 +163,7 @@ def test_each_output_of_a_request_counts_as_a_request() -> None:
 
 
 # More than gRPC itself buffers on the way.
-LONG = np.zeros((1, 10_000_000), np.int32)
+LONG = np.zeros((1, 4_000_000), np.int32)
 
 
 async def unread(channel: grpc.aio.Channel, method: str) -> Any:

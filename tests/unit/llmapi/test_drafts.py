@@ -13,7 +13,7 @@ from pipeline.llmapi import drafts as module
 from pipeline.llmapi.drafts import ChainDrafts, room_for_drafts
 from pipeline.llmapi.settings import DraftSettings
 
-SETTINGS = DraftSettings(method="trie", max_draft_len=6, sources=(TrieDraftConfig(),), shared=True)
+SETTINGS = DraftSettings(method="trie", max_draft_len=6, sources=(TrieDraftConfig(max_bytes=1 << 20),), shared=True)
 LOOP = [5, 6, 7, 8, 9] * 4
 
 

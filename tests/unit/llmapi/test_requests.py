@@ -58,7 +58,7 @@ def text_of(tensors: dict[str, Array]) -> str:
 
 
 def settings_for(method: Method) -> DraftSettings:
-    return DraftSettings(method=method, max_draft_len=5, sources=(TrieDraftConfig(),), shared=True)
+    return DraftSettings(method=method, max_draft_len=5, sources=(TrieDraftConfig(max_bytes=1 << 20),), shared=True)
 
 
 def arguments() -> dict[str, Any]:

@@ -66,9 +66,8 @@ def test_an_engine_that_is_removed_meanwhile_gives_a_sentence(where: Folders, tm
         planned_engine(tiny(), replace(where, engines=tmp_path), note=remove)
 
 
-def test_a_damaged_curve_is_measured_again(where: Folders, tmp_path: Path) -> None:
+def test_a_damaged_curve_is_measured_again(where: Folders) -> None:
     """`bench --cost-curve` was the remedy of the error, and failed with the same error."""
-    where = replace(where, engines=tmp_path)
     folder, _ = measured(where)
     (curve,) = (folder.parent / ".costs").iterdir()
     whole = curve.read_bytes()
@@ -89,17 +88,14 @@ def test_the_loops_are_compiled_for_an_engine_that_is_there_already_too(
     assert len(compiled) == 1
 
 
-def test_progress_is_shown_by_batch_size(where: Folders, tmp_path: Path) -> None:
-    notes: list[str] = []
-    planned_engine(tiny(), replace(where, engines=tmp_path), note=notes.append)
-    assert sum(note.startswith(MEASURING) for note in notes) == 1 + len(COARSE.batch_sizes)
-
-
-def test_the_engine_is_loaded_once_for_the_rows_and_the_curve(where: Folders, tmp_path: Path) -> None:
+def test_the_engine_is_loaded_once_for_the_rows_and_the_curve_whose_progress_is_shown_by_batch_size(
+    where: Folders, tmp_path: Path
+) -> None:
     notes: list[str] = []
     planned_engine(tiny(), replace(where, engines=tmp_path), note=notes.append)
     stages = [note for note in notes if note in (LOADING, COMPUTING, MEASURING)]
     assert stages == [LOADING, COMPUTING, MEASURING]
+    assert sum(note.startswith(MEASURING) for note in notes) == 1 + len(COARSE.batch_sizes)
 
 
 def test_what_was_measured_on_a_busy_machine_is_measured_again_when_asked_for_and_less_busy(
