@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from pipeline import cli
 
@@ -18,6 +20,15 @@ def exit_code(*arguments: str) -> int:
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     return int(caught.value.code or 0)
+
+
+def output_of(app: typer.Typer, *arguments: object) -> str:
+    """Run a command of an application that succeeds; what it prints. Raises its error, which `exit_code` shows."""
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 @contextmanager

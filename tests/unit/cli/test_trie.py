@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from pipeline.cli import trie as group
 from pipeline.decoding.trie.snapshot import load_trie
 from pipeline.errors import UserError
+from tests.command_line import output_of
 
 
 @pytest.fixture
@@ -30,14 +31,6 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
-def run(app: typer.Typer, *arguments: object) -> str:
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 def count(path: Path, *tokens: int, namespace: str = "") -> int:
     return load_trie(path).count(np.asarray(tokens, np.int32), namespace)
 
@@ -50,36 +43,36 @@ def test_build_takes_the_results_of_a_bench(app: typer.Typer, tmp_path: Path):
     ]
     results = tmp_path / "out.json"
     results.write_text(json.dumps({"requests": requests}))
-    run(app, "trie", "build", results, "-o", tmp_path / "a.trie")
+    output_of(app, "trie", "build", results, "-o", tmp_path / "a.trie")
     assert [count(tmp_path / "a.trie", *tokens) for tokens in ([1, 2, 3], [7, 8], [9])] == [1, 0, 0]
     results.write_text('{"other": 1}')
     with pytest.raises(UserError, match=r"out\.json holds text; name the folder of a tokenizer"):
-        run(app, "trie", "build", results, "-o", tmp_path / "b.trie")
+        output_of(app, "trie", "build", results, "-o", tmp_path / "b.trie")
 
 
 def test_build_inspect_prune_and_merge(app: typer.Typer, rows: Path, tmp_path: Path):
     one, two, both = (tmp_path / name for name in ("one.trie", "two.trie", "both.trie"))
-    run(app, "trie", "build", rows, "-o", one, "--max-mib", 1)
-    run(app, "trie", "build", rows, "-o", two, "--max-mib", 1, "--prompts", "--namespace", "tenant")
+    output_of(app, "trie", "build", rows, "-o", one, "--max-mib", 1)
+    output_of(app, "trie", "build", rows, "-o", two, "--max-mib", 1, "--prompts", "--namespace", "tenant")
     assert count(one, 1, 2) == 3
     assert count(one, 9) == 0
     assert count(two, 9, 1, namespace="tenant") == 1
-    run(app, "trie", "merge", one, two, one, "-o", both, "--max-mib", 1)
+    output_of(app, "trie", "merge", one, two, one, "-o", both, "--max-mib", 1)
     assert count(both, 1, 2) == 3
     assert count(both, 1, 2, namespace="tenant") == 3
-    run(app, "trie", "prune", both)
+    output_of(app, "trie", "prune", both)
     assert count(both, 1, 2) == 1
     assert count(both, 9, 1, namespace="tenant") == 0
-    seen = json.loads(run(app, "trie", "inspect", both, "--json"))
+    seen = json.loads(output_of(app, "trie", "inspect", both, "--json"))
     assert seen["namespaces"] == ["", "tenant"]
     assert seen["tokens_held"] == 8 + 10
 
 
 def test_snapshots_are_merged_from_urls_to_a_url(app: typer.Typer, rows: Path, tmp_path: Path):
     for name, namespace in (("one", ""), ("two", "tenant")):
-        run(app, "trie", "build", rows, "-o", f"memory://{name}", "--max-mib", 1, "--namespace", namespace)
-    run(app, "trie", "merge", "memory://one", "memory://two", "-o", "memory://both", "--max-mib", 1)
-    seen = json.loads(run(app, "trie", "inspect", "memory://both", "--json"))
+        output_of(app, "trie", "build", rows, "-o", f"memory://{name}", "--max-mib", 1, "--namespace", namespace)
+    output_of(app, "trie", "merge", "memory://one", "memory://two", "-o", "memory://both", "--max-mib", 1)
+    seen = json.loads(output_of(app, "trie", "inspect", "memory://both", "--json"))
     assert seen["file"] == "memory://both"
     assert seen["namespaces"] == ["", "tenant"]
 
@@ -87,7 +80,7 @@ def test_snapshots_are_merged_from_urls_to_a_url(app: typer.Typer, rows: Path, t
 @pytest.mark.parametrize("url", ["memory://nowhere", "nosuch://bucket/key"])
 def test_a_url_that_cannot_be_read_is_said(app: typer.Typer, url: str):
     with pytest.raises(UserError, match=f"The trie {url} cannot be read: "):
-        run(app, "trie", "inspect", url)
+        output_of(app, "trie", "inspect", url)
 
 
 @pytest.mark.parametrize(
@@ -105,13 +98,13 @@ def test_what_is_wrong_with_a_row_is_said(app: typer.Typer, tmp_path: Path, line
     path = tmp_path / "rows.jsonl"
     path.write_text(line)
     with pytest.raises(UserError, match=said):
-        run(app, "trie", "build", path, "-o", tmp_path / "out.trie")
+        output_of(app, "trie", "build", path, "-o", tmp_path / "out.trie")
     assert not (tmp_path / "out.trie").exists()
 
 
 def test_a_limit_too_small_for_the_branch_length_is_refused(app: typer.Typer, rows: Path, tmp_path: Path):
     with pytest.raises(UserError, match="needs at least"):
-        run(app, "trie", "build", rows, "-o", tmp_path / "a", "--max-mib", 0.1, "--branch-length", 64)
+        output_of(app, "trie", "build", rows, "-o", tmp_path / "a", "--max-mib", 0.1, "--branch-length", 64)
 
 
 @pytest.mark.parametrize("mib", ["inf", "nan", "1e9", "0"])
@@ -129,12 +122,12 @@ def test_memory_that_this_machine_does_not_have_is_the_users(
 
     monkeypatch.setattr("pipeline.decoding.trie.text_trie.new_arrays", fail)
     with pytest.raises(UserError, match="does not have that much memory"):
-        run(app, "trie", "build", rows, "-o", tmp_path / "a", "--max-mib", 60000)
+        output_of(app, "trie", "build", rows, "-o", tmp_path / "a", "--max-mib", 60000)
 
 
 def test_build_does_not_overwrite_what_it_reads(app: typer.Typer, rows: Path, tmp_path: Path):
     (tmp_path / "link").symlink_to(rows)
     before = rows.read_text()
     with pytest.raises(UserError, match="link is the input"):
-        run(app, "trie", "build", rows, "-o", tmp_path / "link")
+        output_of(app, "trie", "build", rows, "-o", tmp_path / "link")
     assert rows.read_text() == before

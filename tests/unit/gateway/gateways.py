@@ -132,9 +132,13 @@ def events(*pieces: bytes | Exception) -> httpx.Response:
     return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Pieces(*pieces))
 
 
+def event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
 def streamed(**fields: Any) -> httpx.Response:
     """A stream of the front end with one chunk."""
-    return events(b"data: " + json.dumps(fields).encode() + b"\n\n", b"data: [DONE]\n\n")
+    return events(event(fields), b"data: [DONE]\n\n")
 
 
 def json_answer(status: int, value: Any) -> httpx.Response:

@@ -22,6 +22,7 @@ from tests.unit.gateway.gateways import (
     api_key,
     behind,
     client_of,
+    event,
     events,
     json_answer,
     send,
@@ -38,10 +39,6 @@ def whole(request: httpx.Request) -> httpx.Response:
     usage = {"prompt_tokens": 5, "completion_tokens": seed, "total_tokens": 5 + seed}
     choice = {"index": 0, "delta": {"content": f"text {seed}"}, "finish_reason": "stop"}
     return one_chunk(id=f"id {seed}", created=seed, choices=[choice], usage=usage)
-
-
-def event(value: Any) -> bytes:
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
 def streamed(request: httpx.Request) -> httpx.Response:

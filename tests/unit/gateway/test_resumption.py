@@ -13,16 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.gateway.upstream import Unreachable
-from tests.unit.gateway.gateways import GENERATE, Behind, Clock, behind, events, json_answer, send, streamed
+from tests.unit.gateway.gateways import GENERATE, Behind, Clock, behind, event, events, json_answer, send, streamed
 
 LOST = {"error": {"message": "Internal server error", "type": "internal_server_error", "code": 500}}
 DONE = b"data: [DONE]\n\n"
 TOKENS = ["the ", "", "\u00e4\U0001f600", "rat", " at", " the", "", " tea"]
 CUTS = st.lists(st.integers(0, len(TOKENS)), max_size=5).map(sorted)
-
-
-def event(value: Any) -> bytes:
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
 def log_probs(path: str, tokens: Sequence[str], start: int) -> dict[str, Any]:

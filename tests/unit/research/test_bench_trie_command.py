@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,20 +12,11 @@ from lookahead_research.cli.bench_trie import bench_trie
 from typer.testing import CliRunner
 
 from pipeline.errors import UserError
+from tests.command_line import output_of
 
-
-def app() -> typer.Typer:
-    app = typer.Typer()
-    app.command()(bench_trie)
-    return app
-
-
-def run(*arguments: object) -> str:
-    result = CliRunner().invoke(app(), list(map(str, arguments)))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
+APP = typer.Typer()
+APP.command()(bench_trie)
+run = partial(output_of, APP)
 
 
 @pytest.mark.parametrize("sizes", ["1e30", "1e9", "0", "inf", "nan", "many"])
@@ -35,7 +27,7 @@ def test_sizes_that_cannot_be_measured_are_refused(sizes: str):
 
 @pytest.mark.parametrize("mib", ["inf", "nan", "1e9", "0"])
 def test_a_limit_that_no_machine_has_is_refused(mib: str):
-    result = CliRunner().invoke(app(), ["--max-mib", mib])
+    result = CliRunner().invoke(APP, ["--max-mib", mib])
     assert result.exit_code == 2
     assert "--max-mib" in result.output
 

@@ -88,9 +88,7 @@ def test_the_loops_are_compiled_for_an_engine_that_is_there_already_too(
     assert len(compiled) == 1
 
 
-def test_the_engine_is_loaded_once_for_the_rows_and_the_curve_whose_progress_is_shown_by_batch_size(
-    where: Folders, tmp_path: Path
-) -> None:
+def test_the_engine_is_loaded_once_and_progress_is_shown_by_batch_size(where: Folders, tmp_path: Path) -> None:
     notes: list[str] = []
     planned_engine(tiny(), replace(where, engines=tmp_path), note=notes.append)
     stages = [note for note in notes if note in (LOADING, COMPUTING, MEASURING)]
