@@ -12,10 +12,11 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -129,11 +130,12 @@ def _kill_in_turn(fleet: Fleet, url: str, model: str, num_kills: int, report: Fa
         _wait_until_whole(fleet, url, model, num_models)
         time.sleep(moments.uniform(*_PAUSE_S))
         index, kind = divmod(report.num_kills, len(kinds))
-        victims, name = kinds[kind](fleet, index % len(fleet.servers), moments)
+        victims, name = _found(partial(kinds[kind], fleet, index % len(fleet.servers), moments))
         if kinds[kind] is _front_end_and_workers:
             report.num_moved += num_moved(fleet)  # a new front end counts from zero
         for victim in victims:
-            os.kill(victim, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
         report.num_kills += 1
         note(f"kill {report.num_kills} of {num_kills}: {name}; {report.num_requests} answers")
     _wait_until_whole(fleet, url, model, num_models)
@@ -161,6 +163,19 @@ def _num_models(fleet: Fleet) -> list[int]:
     return [len(model_processes(server.state.server_id)) for server in fleet.servers]
 
 
+def _found(choose: Callable[[], tuple[list[int], str]]) -> tuple[list[int], str]:
+    """The processes to kill. On a busy machine the guard may start their server again. Raises ServerError if one does
+    not come back in time."""
+    deadline = time.monotonic() + _RETURN_TIMEOUT_S
+    while True:
+        try:
+            return choose()
+        except ServerError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_S)
+
+
 def _worker(fleet: Fleet, index: int, moments: random.Random) -> tuple[list[int], str]:
     """Ids of the processes to kill, and their name. index: of the replica."""
     return [_process(fleet, f"{WORKER}-{index + 1}", "pipeline.dynamo.engine")], f"the worker of replica {index + 1}"
@@ -171,7 +186,10 @@ def _tritonserver(fleet: Fleet, index: int, moments: random.Random) -> tuple[lis
 
 
 def _model(fleet: Fleet, index: int, moments: random.Random) -> tuple[list[int], str]:
-    victim, model = moments.choice(sorted(model_processes(fleet.servers[index].state.server_id).items()))
+    models = sorted(model_processes(fleet.servers[index].state.server_id).items())
+    if not models:
+        raise ServerError(f"Replica {index + 1} has no process of a model to kill.")
+    victim, model = moments.choice(models)
     return [victim], f"the process of {model} of replica {index + 1}"
 
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from pipeline.backends.torch import TorchBackend
 from pipeline.checkpoint.fetch import fetch
@@ -26,8 +28,6 @@ from tests.unit.engine.builds import CPU, tiny
 
 
 def test_dtype_is_that_of_the_config(where: Folders) -> None:
-    from safetensors import safe_open
-
     folder = build_engine(tiny("model.dtype=float16"), where).artifact.engine_dir
     with safe_open(folder / "model.safetensors", "pt") as file:
         assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"F16"}  # noqa: SIM118 (no mapping)
@@ -123,24 +123,24 @@ def test_force_builds_again(built: Path, where: Folders) -> None:
     assert (built / "repository").is_dir(), "a server may run from it"
 
 
-def test_a_failing_build_keeps_the_old_engine_and_leaves_nothing_else(
-    built: Path, where: Folders, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise CheckpointError("no weights")
 
     monkeypatch.setattr(torch_build, "load_weights", fail)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_failing_build_keeps_the_old_engine_and_leaves_nothing_else(built: Path, where: Folders) -> None:
     with pytest.raises(CheckpointError):
         build_engine(tiny(), where, force=True)
     assert load_artifact(built, where.cache).resolved == tiny()
     assert sorted(path.name for path in built.parent.iterdir()) == ["latency"]
 
 
-def test_a_first_build_that_fails_leaves_no_folder(where: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object) -> None:
-        raise CheckpointError("no weights")
-
-    monkeypatch.setattr(torch_build, "load_weights", fail)
+@pytest.mark.usefixtures("no_weights")
+def test_a_first_build_that_fails_leaves_no_folder(where: Folders) -> None:
     with pytest.raises(CheckpointError):
         build_engine(tiny(), where)
     assert [path.name for path in where.engines.iterdir()] == [".locks"]
@@ -245,8 +245,6 @@ def test_a_built_engine_outlives_the_folder_of_its_checkpoint(where: Folders, tm
 
 
 def test_a_checkpoint_with_missing_tensors_is_refused(where: Folders, built: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     folder = tmp_path / "lacking"
     shutil.copytree(fetch(tiny().model, where.cache).folder, folder)
     tensors = load_file(folder / "model.safetensors")

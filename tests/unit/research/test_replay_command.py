@@ -23,21 +23,17 @@ def outputs(folder: Path) -> Path:
     return path
 
 
+def run(command: str, folder: Path, *words: str | Path) -> int:
+    """The exit code of a command on these outputs."""
+    return exit_code("research", command, "--outputs", str(outputs(folder)), *map(str, words))
+
+
 def test_replay_writes_a_row_per_source_budget_regime_and_task(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "rows.json"
-    arguments = [
-        "research",
-        "replay",
-        "--outputs",
-        str(outputs(tmp_path)),
-        "--source",
-        "pool,trie+pool",
-        "--budget",
-        "4,8",
-    ]
-    assert exit_code(*arguments, "--regime", "cold,prewarmed", "--json", str(target)) == 0
+    words = ("--source", "pool,trie+pool", "--budget", "4,8", "--regime", "cold,prewarmed", "--json", target)
+    assert run("replay", tmp_path, *words) == 0
     rows = json.loads(target.read_text())
     assert [(row["source"], row["budget"], row["regime"], row["task"]) for row in rows] == [
         (source, budget, regime, task)
@@ -60,15 +56,14 @@ def test_replay_compiles_before_it_measures(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(warm_up, "warm_up", lambda: events.append("warm-up"))
     monkeypatch.setattr(Drafter, "propose", recorded)
-    assert exit_code("research", "replay", "--outputs", str(outputs(tmp_path)), "--source", "prompt") == 0
+    assert run("replay", tmp_path, "--source", "prompt") == 0
     assert events[0] == "warm-up"
     assert set(events[1:]) == {"propose"}
 
 
 @pytest.mark.parametrize(("source", "is_noted"), [("hybrid", True), ("trie,trie+recycling", True), ("trie", False)])
 def test_replay_notes_that_a_source_has_no_rows_to_learn_from(source, is_noted, tmp_path, capsys):
-    words = ("--outputs", str(outputs(tmp_path)), "--source", source, "--budget", "4", "--regime", "cold")
-    assert exit_code("research", "replay", *words) == 0
+    assert run("replay", tmp_path, "--source", source, "--budget", "4", "--regime", "cold") == 0
     assert ("without --rows" in capsys.readouterr().err) is is_noted
 
 
@@ -97,7 +92,7 @@ def test_replay_notes_that_a_source_has_no_rows_to_learn_from(source, is_noted, 
 def test_wrong_words_are_user_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], complaint: str
 ) -> None:
-    assert exit_code("research", "replay", "--outputs", str(outputs(tmp_path)), *more) == 2
+    assert run("replay", tmp_path, *more) == 2
     assert complaint in capsys.readouterr().err
 
 
@@ -151,15 +146,14 @@ def test_the_output_does_not_replace_the_input(
 
 def test_experiments_leave_json_and_pictures(tmp_path: Path) -> None:
     target = tmp_path / "results"
-    words = ("--outputs", str(outputs(tmp_path)), "--out", str(target), "--limit", "1")
-    assert exit_code("research", "experiments", *words) == 0
+    assert run("experiments", tmp_path, "--out", target, "--limit", "1") == 0
     assert {path.name for path in target.iterdir()} == {
         f"{name}.{kind}" for name in ("decoding_length", "branch_length", "capacity") for kind in ("json", "png")
     }
 
 
 def test_experiments_refuse_sizes_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("research", "experiments", "--outputs", str(outputs(tmp_path)), "--sizes", "5,5") == 2
+    assert run("experiments", tmp_path, "--sizes", "5,5") == 2
     assert "--sizes holds '5,5'" in capsys.readouterr().err
 
 
@@ -167,24 +161,14 @@ def test_experiments_refuse_an_unknown_model_before_they_replay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "results"
-    words = ("--outputs", str(outputs(tmp_path)), "--out", str(target), "--model", "nope")
-    assert exit_code("research", "experiments", *words) == 2
+    assert run("experiments", tmp_path, "--out", target, "--model", "nope") == 2
     assert "nope" in capsys.readouterr().err
     assert not list(target.iterdir())
 
 
 def test_experiments_refuse_ranks_that_no_engine_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "research",
-        "experiments",
-        "--outputs",
-        str(outputs(tmp_path)),
-        "--out",
-        str(tmp_path),
-        "--model",
-        "nope",
-    ]
-    assert exit_code(*arguments, "--ranks", "65") == 2
+    words = ("--out", tmp_path, "--model", "nope")
+    assert run("experiments", tmp_path, *words, "--ranks", "65") == 2
     assert "--ranks takes numbers from 1 to 64" in capsys.readouterr().err
-    assert exit_code(*arguments, "--ranks", "2", "--rank-size", "3,3") == 2
+    assert run("experiments", tmp_path, *words, "--ranks", "2", "--rank-size", "3,3") == 2
     assert "--rank-size holds '3,3'" in capsys.readouterr().err
