@@ -167,13 +167,11 @@ def _found(choose: Callable[[], tuple[list[int], str]]) -> tuple[list[int], str]
     """The processes to kill. On a busy machine the guard may start their server again. Raises ServerError if one does
     not come back in time."""
     deadline = time.monotonic() + _RETURN_TIMEOUT_S
-    while True:
-        try:
+    while time.monotonic() < deadline:
+        with suppress(ServerError):
             return choose()
-        except ServerError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_POLL_S)
+        time.sleep(_POLL_S)
+    return choose()
 
 
 def _worker(fleet: Fleet, index: int, moments: random.Random) -> tuple[list[int], str]:
