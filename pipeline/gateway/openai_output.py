@@ -86,8 +86,7 @@ class _Output:
             if not self._is_whole and chunk != END:
                 await self._send(chunk)
             return
-        if not self._is_single:
-            chunk = self._renumbered(chunk, number)
+        chunk = self._renumbered(chunk, number)
         for rewrite in self._rewrites:
             chunk = rewrite(chunk)
         if self._is_whole:
@@ -123,7 +122,7 @@ class _Output:
 
     def _renumbered(self, chunk: Json, number: int) -> Json:
         """Set the common id and the choices' indices in a chunk. For several prompts, the indices of each prompt's
-        choices are consecutive."""
+        choices are consecutive. The front end's streams have an id for each prompt."""
         if not self._head:
             self._head = {name: chunk[name] for name in ("id", "created") if name in chunk}
         choices = chunk.get("choices") or []

@@ -133,6 +133,17 @@ def test_a_list_of_prompts_has_all_choices_of_each_in_turn():
     assert [(choice["index"], choice["text"]) for choice in choices] == [(0, "0 7"), (1, "0 8"), (2, "1 7"), (3, "1 8")]
 
 
+def test_all_prompts_of_a_list_have_one_id():
+    def two_prompts(request: httpx.Request) -> httpx.Response:
+        heads = [{"id": f"cmpl-1{suffix}", "created": 1} for suffix in ("-0", "-1", "")]
+        return events(*(event(head | {"choices": [{"index": 0, "text": "a"}]}) for head in heads), b"data: [DONE]\n\n")
+
+    answer = ask(Behind(two_prompts), n=1, stream=True)
+
+    parts = [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-2]]
+    assert [part["id"] for part in parts] == ["cmpl-1-0"] * 3
+
+
 def test_a_stream_carries_the_index_of_each_choice_one_id_and_one_usage():
     answer = ask(Behind(streamed), stream=True)
 

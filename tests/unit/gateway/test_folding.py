@@ -125,7 +125,7 @@ def test_a_whole_completion_is_the_folded_stream():
     ]
     found = send(behind(lambda request: events(*pieces, DONE)), "POST", COMPLETIONS, json={"logprobs": 0}).json()
 
-    assert (found["id"], found["object"], found["usage"]) == ("c", "text_completion", {"total_tokens": 7})
+    assert (found["id"], found["object"], found["usage"]) == ("c-1", "text_completion", {"total_tokens": 7})
     assert [(each["index"], each["text"], each["finish_reason"]) for each in found["choices"]] == [
         (0, "ab", "length"),
         (1, "x", "stop"),
