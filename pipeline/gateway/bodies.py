@@ -7,6 +7,7 @@ brackets crash a tritonserver.
 from __future__ import annotations
 
 import math
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -85,7 +86,7 @@ def parse_json(body: bytes) -> Json:
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:  # characters of texts count too, which are rarely as many
         raise Refusal(400, f"the body holds more than {MAX_VALUES} values, brackets and commas")
     try:
-        value = pydantic_core.from_json(body, allow_inf_nan=False, cache_strings="none")
+        value = pydantic_core.from_json(body.removeprefix(BOM_UTF8), allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
         raise Refusal(400, f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):

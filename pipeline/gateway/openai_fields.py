@@ -70,6 +70,7 @@ _IGNORED = (
 )
 _IGNORED_EXTENSIONS = ("use_raw_prompt", "max_thinking_tokens", "metadata_upload")
 _GREEDY = "greed_sampling"
+_FUNCTION = '"function": {"name": "..."'
 
 
 def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser: str | None) -> dict[str, Any]:
@@ -80,11 +81,12 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
         sent |= guided_fields(outputs)
     check_types(sent, endpoint)
     _refuse_unsupported(sent)
-    if isinstance(sent.get("stream_options"), Mapping):
+    if "stream_options" in sent:
         sent["stream_options"] = {"include_usage": False} | sent["stream_options"]
     if endpoint == "chat" and "messages" in sent:
         sent["messages"] = [_with_text_parts(message) for message in sent["messages"]]
     _limit_tools(sent)
+    _check_tools(sent)
     options: dict[str, str] = {STRATEGY: sent.pop(STRATEGY)} if STRATEGY in sent else {}
     options |= _prediction(sent)
     if words := sent.pop("stop", []):
@@ -186,10 +188,27 @@ def _limit_tools(sent: dict[str, Any]) -> None:
     sent |= {"tools": [by_name[name] for name in names], "tool_choice": allowed["mode"]}
 
 
+def _check_tools(sent: Mapping[str, Any]) -> None:
+    """Raise RequestError for tools, or a choice of them, of another form than OpenAI's."""
+    if sent.get("tools", []) != [] and not _are_tools(sent["tools"]):
+        raise RequestError(f'tools must be a list of {{"type": "function", {_FUNCTION}, "parameters": {{...}}}}}}')
+    choice = sent.get("tool_choice", "none")
+    if choice not in ("none", "auto", "required") and not _are_tools([choice]):
+        raise RequestError(f'tool_choice must be none, auto, required, or {{"type": "function", {_FUNCTION}}}}}')
+
+
 def _are_tools(value: object) -> TypeGuard[list[Mapping[str, Any]]]:
     """Whether a value is a list of functions with names, at least one."""
-    functions = [tool.get("function") if isinstance(tool, Mapping) else None for tool in _list(value)]
-    return bool(functions) and all(isinstance(f, Mapping) and isinstance(f.get("name"), str) for f in functions)
+    tools = [tool if isinstance(tool, Mapping) else {} for tool in _list(value)]
+    return bool(tools) and all(tool.get("type") == "function" and _is_function(tool.get("function")) for tool in tools)
+
+
+def _is_function(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("name"), str)
+        and isinstance(value.get("parameters"), Mapping | None)
+    )
 
 
 def _list(value: object) -> list[Any]:
@@ -211,17 +230,16 @@ def _prediction(sent: dict[str, Any]) -> dict[str, str]:
 
 
 def _tools(sent: Mapping[str, Any], parser: str | None, has_guide: bool) -> dict[str, str]:
-    """The mark of a request with tools, and their guide. Empty if no call is allowed, or if the tools are invalid, as
-    the front end reports. has_guide: whether the request has another guide."""
-    tools, choice = sent.get("tools"), sent.get("tool_choice") or "auto"
-    if isinstance(choice, Mapping):
-        choice = choice.get("function")
-    known = choice in ("auto", "required") or (isinstance(choice, Mapping) and isinstance(choice.get("name"), str))
-    if not known or not _are_tools(tools):
+    """The mark of a request with tools, and their guide. Empty if no call is allowed. sent: a request that
+    `_check_tools` accepts. has_guide: whether the request has another guide."""
+    tools, choice = sent.get("tools"), sent.get("tool_choice", "auto")
+    if not tools or choice == "none":
         return {}
+    if isinstance(choice, Mapping):
+        choice = choice["function"]
     if has_guide and choice != "auto":
         raise RequestError("response_format and guided_* cannot be combined with a tool_choice that requires a call")
-    functions = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+    functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     guide = tool_guide(functions, choice, sent.get("parallel_tool_calls") is not False, parser)
     return {TOOLS: "true"} | ({GUIDE_TYPE: guide[0], GUIDE: guide[1]} if guide and not has_guide else {})
 

@@ -24,16 +24,18 @@ _Prompt = str | Annotated[list[str], Field(fail_fast=True)] | _Ids | Annotated[l
 _Expected = tuple[TypeAdapter[Any], str]
 _SWITCH: _Expected = TypeAdapter(bool), "true or false"
 _NUMBERS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty")
-_WHOLE = ("seed", "top_k", "num_draft_tokens")
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _COUNTS = ("min_tokens", "top_logprobs")
 _EXPECTED: dict[str, _Expected] = {
     **dict.fromkeys(_NUMBERS, (TypeAdapter(float), "a number")),
-    **dict.fromkeys(_WHOLE, (TypeAdapter(int), "a whole number")),
     **dict.fromkeys(_LIMITS, (TypeAdapter(_Positive), f"a whole number in 1 .. {_LARGEST}")),
     **dict.fromkeys(_COUNTS, (TypeAdapter(_Unsigned), f"a whole number in 0 .. {_LARGEST}")),
     **dict.fromkeys(("stream", "ignore_eos", "parallel_tool_calls"), _SWITCH),
-    **dict.fromkeys(("strategy", "guided_regex", "guided_grammar"), (TypeAdapter(str), "a text")),
+    **dict.fromkeys(("model", "strategy", "guided_regex", "guided_grammar"), (TypeAdapter(str), "a text")),
+    "num_draft_tokens": (TypeAdapter(int), "a whole number"),
+    "seed": (TypeAdapter(Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]), "a whole number in -2^63 .. 2^63 - 1"),
+    "top_k": (TypeAdapter(Annotated[int, Field(ge=-1, lt=1 << 31)]), f"a whole number in -1 .. {(1 << 31) - 1}"),
+    "stream_options": (TypeAdapter(dict[str, bool | None]), 'an object such as {"include_usage": true}'),
     "stop": (TypeAdapter(_Word | _Words), "a text or a list of texts, none of them empty"),
     "stop_token_ids": (TypeAdapter(_Ids), "a list of token ids"),
     "logit_bias": (TypeAdapter(dict[str, Any]), "an object from token ids to numbers"),
@@ -43,9 +45,15 @@ _OF_ENDPOINT: dict[str, dict[str, _Expected]] = {
     "chat": {"logprobs": _SWITCH},
     "completions": {
         "prompt": (TypeAdapter(_Prompt), "a text, a list of token ids, or a list of either"),
-        "logprobs": (TypeAdapter(int), "a whole number: how many of the most probable tokens to return"),
+        "logprobs": (
+            TypeAdapter(Annotated[int, Field(ge=0, le=5)]),
+            "a whole number in 0 .. 5: how many of the most probable tokens to return",
+        ),
     },
 }
+
+# Types of further fields of a message.
+_OF_MESSAGE = {"name": (str, "a text"), "tool_call_id": (str, "a text"), "tool_calls": (list, "a list of calls")}
 
 
 def check_types(body: Mapping[str, Any], endpoint: Literal["chat", "completions"]) -> None:
@@ -72,3 +80,10 @@ def _check_messages(messages: object) -> None:
             raise RequestError(f"messages[{number}].role must be one of {', '.join(_ROLES)}")
         if role not in ("assistant", "function") and not isinstance(content, str | list):
             raise RequestError(f"messages[{number}].content must be a text or a list of parts")
+        for place, part in enumerate(content if isinstance(content, list) else []):
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if not isinstance(kind, str) or (kind in ("text", "refusal") and not isinstance(part.get(kind), str)):
+                raise RequestError(f'messages[{number}].content[{place}] must be {{"type": "text", "text": "..."}}')
+        for name, (type_, description) in _OF_MESSAGE.items():
+            if not isinstance(message.get(name), type_ | None):
+                raise RequestError(f"messages[{number}].{name} must be {description}")

@@ -43,15 +43,17 @@ def guided_fields(outputs: object) -> dict[str, Any]:
 def _response_format(value: object) -> tuple[str, str] | None:
     if value is None:
         return None
-    kind = value.get("type") if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping):
+        raise RequestError('response_format must be an object such as {"type": "json_object"}')
+    kind = value.get("type")
     if kind == "text":
         return None
-    if kind == "json_object" and isinstance(value, Mapping):
+    if kind == "json_object":
         schema = value.get("schema", value.get("value"))  # as llama.cpp takes it, and as Hugging Face's client sends it
         if schema is not None and not isinstance(schema, Mapping):
             raise RequestError("the schema of a response_format must be an object")
         return ("json", "") if schema is None else ("json_schema", json.dumps(schema))
-    if kind == "json_schema" and isinstance(value, Mapping):
+    if kind == "json_schema":
         schema = value.get("json_schema")
         if isinstance(schema, Mapping) and isinstance(schema.get("schema"), Mapping):
             return "json_schema", json.dumps(schema["schema"])

@@ -8,6 +8,8 @@ arguments.
 
 Dynamo's front end expects the first two formats with every parser. The third is the format of the parser `hermes`. With
 other parsers, `auto` has no guide.
+
+As in OpenAI's API, what the grammar does not support in a schema is ignored unless the function has `strict`: true.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ HERMES = "hermes"
 _BEGIN, _END = "<tool_call>", "\n</tool_call>"
 # Schema of the arguments of a function without parameters.
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+# The functions of a request by name.
+Functions = Mapping[str, Mapping[str, Any]]
 
 
-def tool_guide(functions: Mapping[str, Any], choice: Any, parallel: bool, parser: str | None) -> tuple[str, str] | None:
-    """Type and text of the guide; None for unconstrained output. functions: schema of the parameters by name. choice:
-    "auto", "required" or {"name": ...}. parallel: whether several calls are allowed. parser: Dynamo's name of the
-    parser of the model's calls. Raises RequestError if the choice names an unknown function."""
+def tool_guide(functions: Functions, choice: Any, parallel: bool, parser: str | None) -> tuple[str, str] | None:
+    """Type and text of the guide; None for unconstrained output. functions: by name, as in the request. choice: "auto",
+    "required" or {"name": ...}. parallel: whether several calls are allowed. parser: Dynamo's name of the parser of the
+    model's calls. Raises RequestError if the choice names an unknown function."""
     if choice == "required":
         return "json_schema", json.dumps(_calls(functions, parallel))
     if choice == "auto":
@@ -38,33 +42,44 @@ def tool_guide(functions: Mapping[str, Any], choice: Any, parallel: bool, parser
     return "json_schema", json.dumps(_parameters(functions[name]))
 
 
-def _calls(functions: Mapping[str, Any], parallel: bool) -> dict[str, Any]:
-    """JSON schema of a list of calls. parallel: whether several calls are allowed."""
+def _calls(functions: Functions, parallel: bool) -> dict[str, Any]:
+    """JSON schema of a list of calls. parallel: whether several calls are allowed. The parameters of each function have
+    an `$id`, so that their references point into them."""
     call = {
         "anyOf": [
             {
                 "type": "object",
-                "properties": {"name": {"const": name}, "parameters": _parameters(parameters)},
+                "properties": {
+                    "name": {"const": name},
+                    "parameters": {**_parameters(function), "$id": f"function:{number}"},
+                },
                 "required": ["name", "parameters"],
                 "additionalProperties": False,
             }
-            for name, parameters in functions.items()
+            for number, (name, function) in enumerate(functions.items())
         ]
     }
-    return {"type": "array", "items": call, "minItems": 1} | ({} if parallel else {"maxItems": 1})
+    # One strict function makes all strict: rules are those of the whole schema.
+    rules = _rules(any(function.get("strict") for function in functions.values()))
+    return {"type": "array", "items": call, "minItems": 1, **rules} | ({} if parallel else {"maxItems": 1})
 
 
-def _hermes_calls(functions: Mapping[str, Any]) -> dict[str, Any]:
+def _hermes_calls(functions: Functions) -> dict[str, Any]:
     structures = [
         {
             "begin": f'{_BEGIN}\n{{"name": {json.dumps(name)}, "arguments": ',
-            "schema": _parameters(parameters),
+            "schema": _parameters(function),
             "end": f"}}{_END}",
         }
-        for name, parameters in functions.items()
+        for name, function in functions.items()
     ]
     return {"type": "structural_tag", "structures": structures, "triggers": [_BEGIN]}
 
 
-def _parameters(schema: Any) -> Any:
-    return schema or _NO_PARAMETERS
+def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**_rules(bool(function.get("strict"))), **(function.get("parameters") or _NO_PARAMETERS)}
+
+
+def _rules(is_strict: bool) -> dict[str, Any]:
+    """Members of a schema that tell llguidance whether to refuse what it does not support."""
+    return {} if is_strict else {"x-guidance": {"lenient": True}}

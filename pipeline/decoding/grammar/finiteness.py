@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import unquote
 
 from pipeline.errors import RequestError
 
@@ -35,12 +36,15 @@ def _reachable(schema: Any) -> dict[int, list[list[int]]]:
     """All schemas that an instance must or may match, as a whole or in a required part, by identity. Value: the
     requirements of each, as in `_alternatives`."""
     needed: dict[int, list[list[int]]] = {}
-    nodes = [schema]  # all are kept, because an identity is reused after the end of its object
-    for node in nodes:  # the list grows during the loop
+    # Each schema and the one that its references begin at. All are kept, because an identity is reused after the end of
+    # its object.
+    nodes = [(schema, schema)]
+    for node, root in nodes:  # the list grows during the loop
         if id(node) not in needed:
-            alternatives = _alternatives(node, schema)
+            base = node if isinstance(node, dict) and isinstance(node.get("$id"), str) else root
+            alternatives = _alternatives(node, base)
             needed[id(node)] = [[id(part) for part in parts] for parts in alternatives]
-            nodes += [part for parts in alternatives for part in parts]
+            nodes += [(part, base) for parts in alternatives for part in parts]
     return needed
 
 
@@ -59,7 +63,7 @@ def _alternatives(node: Any, root: Any) -> list[list[Any]]:
     needed += [parts for name in ("anyOf", "oneOf") if (parts := _list(node.get(name)))]
     kinds = node.get("type")
     if isinstance(kinds, list) and kinds and all(kind in ("object", "array") for kind in kinds):
-        needed.append([{**node, "type": kind} for kind in ("object", "array") if kind in kinds])
+        needed.append([{**node, "$id": None, "type": kind} for kind in ("object", "array") if kind in kinds])
     if kinds == "object":
         needed += _of_object(node)
     if kinds == "array":
@@ -102,8 +106,8 @@ def _list(value: Any) -> list[Any]:
 
 
 def _resolved(reference: str, root: Any) -> Any | None:
-    """The schema of a reference within the document, None if there is none."""
-    if not reference.startswith("#"):
+    """The schema of a reference to a place within the document, None if there is none."""
+    if not f"{reference}/".startswith("#/"):
         return None
     node = root
     for part in _parts(reference):
@@ -117,4 +121,4 @@ def _resolved(reference: str, root: Any) -> Any | None:
 
 
 def _parts(reference: str) -> list[str]:
-    return [part.replace("~1", "/").replace("~0", "~") for part in reference.split("/")[1:]]
+    return [unquote(part).replace("~1", "/").replace("~0", "~") for part in reference.split("/")[1:]]

@@ -90,4 +90,6 @@ def _tag(structure: Any, triggers: list[Any]) -> StructTag:
     if trigger is None:
         raise RequestError(f"{begin!r} begins with no trigger of the structural tag; add one to triggers")
     require_finite(schema)
-    return StructTag(trigger=trigger, begin=begin, grammar={"x-guidance": JSON_FORMAT, **schema}, end=end)
+    rules = schema.get("x-guidance", {})
+    merged = JSON_FORMAT | rules if isinstance(rules, dict) else rules  # llguidance refuses other types
+    return StructTag(trigger=trigger, begin=begin, grammar={**schema, "x-guidance": merged}, end=end)

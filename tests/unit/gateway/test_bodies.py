@@ -29,6 +29,10 @@ def test_a_json_object_is_the_same_after_it_was_read_and_written(value: dict[str
     assert json.loads(write_json(parse_json(json.dumps(value).encode()))) == value
 
 
+def test_a_byte_order_mark_is_ignored() -> None:
+    assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_object_or_refused(body: bytes) -> None:
     with suppress(Refusal):

@@ -12,6 +12,7 @@ from pipeline.gateway.annotations import read_annotations
 from pipeline.gateway.openai_fields import for_front_end
 
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 5}
+TOOL = {"type": "function", "function": {"name": "f", "description": "a function", "parameters": None}}
 
 
 def options(**more: Any) -> dict[str, str]:
@@ -106,7 +107,8 @@ def test_statistics_are_asked_for_in_either_way():
         ({"prediction": {"content": 3}}, "prediction must be"),
         ({"prediction": {"content": [{"type": "image"}]}}, "prediction must be"),
         ({"logit_bias": [1]}, "logit_bias must be an object"),
-        ({"response_format": "json"}, "response_format has type None"),
+        ({"response_format": "json"}, "response_format must be an object such as"),
+        ({"response_format": {}}, "response_format has type None"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema must be"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "exclude each other"),
         ({"nvext": 3}, "nvext must be an object"),
@@ -140,6 +142,15 @@ def test_statistics_are_asked_for_in_either_way():
         ({"audio": {"voice": "alloy", "format": "mp3"}}, "audio is not supported"),
         ({"web_search_options": {}}, "web_search_options is not supported"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": 3}}, "must have a mode"),
+        (
+            {"tools": "f"},
+            'tools must be a list of {"type": "function", "function": {"name": "...", "parameters": {...}}}',
+        ),
+        ({"tools": [{"type": "function"}]}, "tools must be a list of {"),
+        ({"tools": [TOOL, {"type": "custom", "custom": {"name": "f"}}]}, "tools must be a list of {"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools must be a list of {"),
+        ({"tool_choice": "any"}, "tool_choice must be none, auto, required, or {"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice must be none, auto, required, or {"),
         ({"nvext": {"annotations": "a"}}, "nvext.annotations must be a list"),
     ],
 )
@@ -165,7 +176,6 @@ def test_fields_without_effect_are_left_out():
         ({}, {"include_usage": False}),
         ({"include_obfuscation": False}, {"include_usage": False, "include_obfuscation": False}),
         ({"include_usage": True}, {"include_usage": True}),
-        (3, 3),  # the front end refuses it
     ],
 )
 def test_stream_options_are_completed(options, sent):
@@ -201,7 +211,7 @@ def test_tools_stay_and_have_a_guide():
     assert (sent["tools"], sent["tool_choice"]) == (tools, "required")
     found = options(tools=tools, tool_choice="required")
     assert (found["tools"], found["guide_type"]) == ("true", "json_schema")
-    assert json.loads(found["guide"])["items"]["anyOf"][0]["properties"]["parameters"] == {"type": "object"}
+    assert json.loads(found["guide"])["items"]["anyOf"][0]["properties"]["parameters"]["type"] == "object"
     assert "tools" not in options(tools=tools, tool_choice="none")
 
 

@@ -11,6 +11,7 @@ from pipeline.errors import RequestError
 from pipeline.gateway.openai_types import check_types
 
 MESSAGE = {"role": "user", "content": "Hello"}
+PART = {"type": "text", "text": "Hello"}
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,18 @@ MESSAGE = {"role": "user", "content": "Hello"}
         ({"messages": [MESSAGE, "Hello"]}, r"messages\[1\] must be an object"),
         ({"messages": [{"role": "boss", "content": "Hello"}]}, r"messages\[0\].role must be one of developer, system"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\].content must be a text or a list of parts"),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, r"messages\[0\].content\[0\] must be {"),
+        ({"messages": [{"role": "user", "content": [PART, {"type": "text"}]}]}, r"\[0\].content\[1\] must be {"),
+        ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, r"messages\[0\].content\[0\] must be {"),
+        ({"messages": [MESSAGE | {"name": 5}]}, r"messages\[0\].name must be a text"),
+        ({"messages": [{"role": "assistant", "tool_calls": "f"}]}, r"messages\[0\].tool_calls must be a list of calls"),
+        ({"messages": [{"role": "tool", "content": "a", "tool_call_id": 1}]}, r"messages\[0\].tool_call_id must be a"),
+        ({"model": 5}, "model must be a text"),
+        ({"seed": 1 << 63}, r"seed must be a whole number in -2\^63 \.\. 2\^63 - 1"),
+        ({"top_k": 1 << 31}, r"top_k must be a whole number in -1 \.\. 2147483647"),
+        ({"top_k": -2}, r"top_k must be a whole number in -1 \.\. 2147483647"),
+        ({"stream_options": []}, 'stream_options must be an object such as {"include_usage": true}'),
+        ({"stream_options": {"include_usage": "yes"}}, "stream_options must be an object such as"),
     ],
 )
 def test_a_field_of_a_wrong_type_is_named(body: dict[str, Any], sentence: str) -> None:
@@ -61,15 +74,17 @@ def test_wrong_items_are_not_all_reported(body: dict[str, Any]) -> None:
 
 
 def test_log_probabilities_of_completions_are_a_number() -> None:
-    with pytest.raises(RequestError, match="logprobs must be a whole number"):
-        check_types({"prompt": "a", "logprobs": True}, "completions")
+    for wrong in (True, -1, 6):
+        with pytest.raises(RequestError, match=r"logprobs must be a whole number in 0 \.\. 5"):
+            check_types({"prompt": "a", "logprobs": wrong}, "completions")
 
 
 @pytest.mark.parametrize(
     ("body", "endpoint"),
     [
         ({"messages": [MESSAGE, {"role": "assistant", "tool_calls": []}], "temperature": 1, "stop": "a"}, "chat"),
-        ({"messages": [{"role": "tool", "content": [{"type": "text"}]}], "top_k": -1, "logprobs": True}, "chat"),
+        ({"messages": [{"role": "tool", "content": [PART]}], "top_k": -1, "logprobs": True}, "chat"),
+        ({"messages": [MESSAGE | {"name": None}], "stream_options": {"include_usage": True}}, "chat"),
         ({"prompt": [[1, 2], [3]], "logprobs": 3, "stream": False, "stop": ["a"]}, "completions"),
         ({"prompt": ["a", "b"], "max_tokens": 1, "min_tokens": 0}, "completions"),
         ({"prompt": [1, (1 << 32) - 1]}, "completions"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.grammar.translation import grammar_text
@@ -23,7 +23,7 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
-FUNCTIONS = {"weather": CITY, "now": None}
+FUNCTIONS: dict[str, dict[str, Any]] = {"weather": {"parameters": CITY, "strict": True}, "now": {}}
 
 
 def guide(choice: Any, parser: str | None = None, parallel: bool = True) -> tuple[str, Any]:
@@ -50,6 +50,42 @@ def test_a_required_call_is_a_list_of_calls_with_matching_arguments(calls: Any, 
     assert kind == "json_schema"
     assert Draft202012Validator(schema).is_valid(calls) == matches
     LLMatcher(vocabulary().tokenizer, grammar_text(Guide(kind, json.dumps(schema)), ()))
+
+
+REFERENCES = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/city"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+    "required": ["city", "next"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_references_in_parameters_point_into_their_own_schema(number: int) -> None:
+    functions = {
+        name: {"parameters": REFERENCES | {"$defs": {"city": {"const": city}}}}
+        for name, city in (("f", "ab"), ("g", "ba"))
+    }
+    kind, schema = tool_guide(functions, "required", True, None) or ("", "")
+    city = ("ab", "ba")[number]
+    calls = [[{"name": name, "parameters": {"city": city, "next": {"city": city, "next": None}}}] for name in "fg"]
+    matchers = [LLMatcher(LLTokenizer("byte"), grammar_text(Guide(kind, schema), ())) for _ in calls]
+    texts = [json.dumps(call).encode() for call in calls]
+    admitted = [m.try_consume_tokens([*text]) == len(text) for m, text in zip(matchers, texts, strict=True)]
+    assert admitted == [Draft202012Validator(json.loads(schema)).is_valid(call) for call in calls]
+    assert admitted == [number == 0, number == 1]
+
+
+UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "items": {"const": 1}, "uniqueItems": True}}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"name": "f"}])
+def test_what_the_grammar_does_not_support_is_ignored_unless_a_function_is_strict(choice: Any) -> None:
+    for strict in (None, False, True):
+        functions = {"f": {"parameters": UNIQUE, "strict": strict}, "g": {}}
+        kind, text = tool_guide(functions, choice, True, "hermes") or ("", "")
+        matcher = LLMatcher(vocabulary().tokenizer, grammar_text(Guide(kind, text), ()), log_level=0)
+        assert matcher.is_error() == (strict is True)
 
 
 def test_without_parallel_calls_there_is_one() -> None:
@@ -91,10 +127,7 @@ def test_auto_leaves_text_free_and_holds_hermes_calls_to_their_schemas() -> None
         ({"tool_choice": "required"}, "json_schema"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "json_schema"),
         ({"tool_choice": "none"}, None),
-        ({"tool_choice": {"type": "custom"}}, None),
         ({"tools": []}, None),
-        ({"tools": [{"type": "function"}]}, None),
-        ({"tools": "f"}, None),
     ],
 )
 def test_well_formed_tools_have_a_guide(more: dict[str, Any], expected: Any) -> None:

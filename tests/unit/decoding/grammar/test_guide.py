@@ -40,8 +40,8 @@ def test_each_kind_admits_what_it_says(guide: Guide, good: tuple[str, ...], bad:
     assert not admits(guide, *bad)
 
 
-def tag(trigger: str, begin: str) -> Guide:
-    structure = {"begin": begin, "schema": {"const": 1}, "end": "x"}
+def tag(trigger: str, begin: str, **schema: Any) -> Guide:
+    structure = {"begin": begin, "schema": {"const": 1} | schema, "end": "x"}
     return Guide("structural_tag", json.dumps({"structures": [structure], "triggers": [trigger]}))
 
 
@@ -56,6 +56,17 @@ def test_a_structural_tag_is_free_text_until_its_trigger() -> None:
 def test_a_trigger_may_be_text() -> None:
     assert admits(tag("{", "{a"), "b", "{", "a", "1", "x")
     assert not admits(tag("{", "{a"), "{", "b")
+
+
+def test_rules_of_a_tags_schema_are_added_to_the_format() -> None:
+    guide = tag("{", "{a", **{"const": [1, 1], "x-guidance": {"item_separator": ","}})
+    assert admits(guide, "{", "a", "[", "1", ",", "1", "]", "x")
+    lenient = tag(
+        "{", "{a", **{"type": "array", "const": [1], "uniqueItems": True, "x-guidance": {"lenient": True}}
+    )
+    assert admits(lenient, "{", "a", "[", "1", "]", "x")
+    with pytest.raises(RequestError, match="invalid type: integer `3`"):
+        admits(tag("{", "{a", **{"x-guidance": 3}))
 
 
 def test_a_begin_without_trigger_is_refused() -> None:
@@ -81,6 +92,8 @@ NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["n
         {"type": "object", "required": ["next"], "additionalProperties": NODE, "patternProperties": {"^n": NODE}},
         {"type": "object", "minProperties": 1, "additionalProperties": {"$ref": "#"}},
         {"type": "array", "minItems": 1, "items": [{"$ref": "#"}]},
+        {"$ref": "#/$defs/a%20b", "$defs": {"a b": {"$ref": "#"}}},
+        {"allOf": [{**NODE, "$id": "a", "properties": {"next": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#"}}}]},
         {"type": "array", "minItems": 2, "items": [{"type": "integer"}], "additionalItems": {"$ref": "#"}},
     ],
 )
@@ -100,6 +113,9 @@ def test_a_schema_that_requires_itself_is_endless(schema: dict[str, Any]) -> Non
         {"type": "array", "minItems": 1, "prefixItems": [{"type": "integer"}], "items": {"$ref": "#"}},
         {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"enum": [1]}}},
         {"$ref": "https://example.org/schema"},
+        {"$ref": "#name", "$defs": {"a": {"$anchor": "name", "type": "null"}}},
+        {"allOf": [{"$id": "a", "$ref": "#/$defs/b", "$defs": {"b": True}}], "$defs": {"b": {"$ref": "#"}}},
+        {"$id": "a", "type": ["object", "array"], "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
         {"const": {"$ref": "#"}},
         {**NODE, "type": ["object", "null"]},
         {**NODE, "type": ["object", "array"]},
