@@ -61,9 +61,7 @@ def test_a_trigger_may_be_text() -> None:
 def test_rules_of_a_tags_schema_are_added_to_the_format() -> None:
     guide = tag("{", "{a", **{"const": [1, 1], "x-guidance": {"item_separator": ","}})
     assert admits(guide, "{", "a", "[", "1", ",", "1", "]", "x")
-    lenient = tag(
-        "{", "{a", **{"type": "array", "const": [1], "uniqueItems": True, "x-guidance": {"lenient": True}}
-    )
+    lenient = tag("{", "{a", **{"type": "array", "const": [1], "uniqueItems": True, "x-guidance": {"lenient": True}})
     assert admits(lenient, "{", "a", "[", "1", "]", "x")
     with pytest.raises(RequestError, match="invalid type: integer `3`"):
         admits(tag("{", "{a", **{"x-guidance": 3}))
