@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 
 from pipeline.gateway.generate_body import MAX_TOKENS, NAMESPACE, NUM_CHOICES, positive
-from pipeline.gateway.infer_body import bytes_element, refuse_parameters
+from pipeline.gateway.infer_body import bytes_element, refuse_parameters, refuse_rows
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
 from pipeline.request_ids import SentId
@@ -47,6 +47,8 @@ def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> tuple[i
     )
     request.id = SentId(tenant.prefix, request.id).text
     if sets_namespace:
+        for tensor in request.inputs:
+            refuse_rows(tensor.name, tensor.shape)
         _set_namespace(request, tenant, indices.get(NAMESPACE), is_raw)
     return max_tokens, num_choices or 1
 

@@ -5,7 +5,7 @@ Values in the JSON are checked as those of `generate`.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any
 
 from pipeline.gateway.bodies import Json, parse_json, write_json
@@ -55,6 +55,8 @@ def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types:
         if tensor["name"] in (MAX_TOKENS, NUM_CHOICES)
     }
     if NAMESPACE in types:
+        for tensor in inputs:
+            refuse_rows(tensor["name"], tensor.get("shape"))
         asked = next((_text(tensor, block) for tensor, block in blocks if tensor["name"] == NAMESPACE), "")
         blocks = [(tensor, block) for tensor, block in blocks if tensor["name"] != NAMESPACE]
         name = {"name": NAMESPACE, "datatype": "BYTES", "shape": [1, 1], "data": [tenant.namespace(asked)]}
@@ -86,6 +88,12 @@ def refuse_parameters(name: str, parameters: Container[str]) -> None:
         raise Refusal(400, f"{name[:80]} is in shared memory, which clients of this server cannot use")
     if _CLASSIFICATION in parameters:
         raise Refusal(400, f"{name[:80]} cannot be classified: this server generates text")
+
+
+def refuse_rows(name: str, shape: Any) -> None:
+    """Raise Refusal (400) for an input with several rows: a request to our models has one, as its namespace has."""
+    if shape and isinstance(shape, Sequence) and type(shape[0]) is int and shape[0] > 1:
+        raise Refusal(400, f"{name[:80]} has {shape[0]} rows; send each row as a request of its own")
 
 
 def _parameters(tensor: Json) -> Json:

@@ -57,8 +57,7 @@ def forwarded(tensors: Tensors, model: WorkingModel) -> Tensors:
     num_rows = max((len(value) for value in tensors.values() if value.ndim), default=1)
     if num_rows > 1:
         raise RequestError(
-            f"the request has {num_rows} rows, and this model sends one response; send each row as a request of its "
-            f"own, or all of them to {model.name} over a stream"
+            f"the request has {num_rows} rows, and this model sends one response; send each row as a request of its own"
         )
     if num_sequences(tensors) > 1:
         raise RequestError(

@@ -183,6 +183,7 @@ CLASSIFIED = {"name": "x", "parameters": {"classification": 2}}
         ({"inputs": [SHARED]}, "shared memory"),
         ({"inputs": [], "outputs": [SHARED]}, "shared memory"),
         ({"inputs": [], "outputs": [CLASSIFIED]}, "cannot be classified"),
+        ({"inputs": [{"name": "x", "shape": [2, 1], "data": [1, 2]}]}, "x has 2 rows; send each row as a request"),
         ({"inputs": [{"name": "x", "parameters": {"binary_data_size": 9}}]}, "0 bytes are left"),
         ({"inputs": [{"name": "x", "parameters": {"binary_data_size": -1}}]}, "0 bytes are left"),
         ({"inputs": [{"name": "x", "parameters": {"binary_data_size": True}}]}, "0 bytes are left"),
@@ -208,6 +209,15 @@ def test_shared_memory_and_classification_over_grpc_are_refused(alice):
         check_request(shared, alice, True)
     with pytest.raises(Refusal, match="cannot be classified"):
         check_request(classified, alice, True)
+
+
+def test_rows_over_grpc_are_refused(alice):
+    request = pb.ModelInferRequest(model_name=FRONT_MODEL)
+    request.inputs.add(name="text_input", shape=[2, 1])
+
+    check_request(request, alice, False)  # not one of our models
+    with pytest.raises(Refusal, match="text_input has 2 rows; send each row as a request of its own"):
+        check_request(request, alice, True)
 
 
 @pytest.mark.parametrize("field", ["id", "input", "output"])
