@@ -183,7 +183,7 @@ def _raw_model(model: str | ModelConfig, where: Folders) -> RawSettings:
     try:
         path = find_model(model, where)
     except ConfigError:
-        if not is_repository(model):
+        if not is_repository(model) or expanded(model).exists():
             raise
         return settings_from_hub(model)
     if path.is_dir():
