@@ -101,7 +101,7 @@ def test_a_file_that_is_no_model_is_not_said_to_be_missing(tmp_path: Path, monke
     (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "config.json").write_text("{}")
-    assert "it is of another kind. Give a name of" in faults_of(model="folder/config.json")  # also owner/name of the hub
+    assert "it is of another kind. Give a name of" in faults_of(model="folder/config.json")
     assert "it is of another kind. Give a name of" in faults_of(model="model.safetensors")
     assert "it is of another kind. Give a name of" in faults_of(model=f"{tmp_path}/model.safetensors")
     assert "it is of another kind. Give a name of" in faults_of(profile=f"{tmp_path}/")
