@@ -11,6 +11,8 @@ from pipeline.gateway.bodies import Json, write_json
 
 # Start of an event with JSON data, and the last event of the OpenAI API.
 DATA, END = b"data: ", b"data: [DONE]\n\n"
+# Clients that read lines of text, such as `iter_lines` of httpx, end a line at these characters, too.
+_LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\x85\u2028\u2029"}
 
 
 async def events(pieces: AsyncIterator[bytes], max_bytes: float = math.inf) -> AsyncGenerator[bytes, None]:
@@ -38,4 +40,7 @@ def parsed(event: bytes) -> Json | bytes:
 
 def event_of(chunk: Json) -> bytes:
     """The server-sent event with a chunk."""
-    return DATA + write_json(chunk) + b"\n\n"
+    data = write_json(chunk)
+    for end, escaped in _LINE_ENDS.items():
+        data = data.replace(end, escaped)
+    return DATA + data + b"\n\n"

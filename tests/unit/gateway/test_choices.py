@@ -144,6 +144,16 @@ def test_all_prompts_of_a_list_have_one_id():
     assert [part["id"] for part in parts] == ["cmpl-1-0"] * 3
 
 
+def test_lines_of_a_stream_end_at_line_feeds_only():
+    chunk = {"choices": [{"index": 0, "delta": {"content": "é\u2028\u2029\x85\x1e\n"}}]}
+
+    answer = ask(Behind(lambda request: events(event(chunk), b"data: [DONE]\n\n")), n=1, stream=True)
+
+    first, *others = answer.text.splitlines()
+    assert json.loads(first.removeprefix("data: ")) == chunk
+    assert others == ["", "data: [DONE]", ""]
+
+
 def test_a_stream_carries_the_index_of_each_choice_one_id_and_one_usage():
     answer = ask(Behind(streamed), stream=True)
 
