@@ -51,10 +51,11 @@ class Matcher:
                 # Another copy of the template may have met a limit. This state then refuses tokens without an error.
                 self._restart()
                 if not self._takes(token):
-                    raise RequestError(
-                        f"output token {len(self.token_ids)} is {token}, which the grammar does not permit there"
-                        f"{_reason(self._state)}"
-                    )
+                    where = f"output token {len(self.token_ids)}"
+                    if self._state.is_error():
+                        reason = f"the grammar is too large for the parser at {where}{_reason(self._state)}"
+                        raise RequestError(f"{reason}; send one with fewer optional properties or alternatives")
+                    raise RequestError(f"{where} is {token}, which the grammar does not permit there")
             self.token_ids.append(token)
 
     @property

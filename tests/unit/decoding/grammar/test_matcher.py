@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -150,6 +152,12 @@ def test_an_error_of_another_output_of_the_grammar_does_not_end_the_request() ->
     matcher.consume(path[:1])
     assert matcher.token_ids == path[:1]
     assert permitted(matcher.mask_after([])) == {"a", "b", "ab", "aba", "bb"}
+
+
+def test_a_grammar_that_is_too_large_for_its_first_token_is_not_said_to_forbid_it() -> None:
+    schema = {"type": "object", "properties": {f"a{number}": {"const": 1} for number in range(800)}}
+    with pytest.raises(RequestError, match="too large for the parser at output token 0: .* fewer optional properties"):
+        matcher_of(json.dumps(schema), "json_schema").consume(ids('{"'))
 
 
 def test_an_output_that_the_grammar_cannot_follow_ends_with_a_sentence() -> None:
