@@ -14,8 +14,9 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 CITY = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 5}, "unit": {"enum": ["C", "F"]}},
+    "properties": {"city": {"type": "string", "maxLength": 5}, "unit": {"$ref": "#/$defs/unit"}},
     "required": ["city", "unit"],
+    "$defs": {"unit": {"enum": ["C", "F"]}},
     "additionalProperties": False,
 }
 TOOLS = [

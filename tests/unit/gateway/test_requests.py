@@ -200,8 +200,8 @@ def test_a_wrong_header_length_is_refused(alice, length):
         checked_infer(b'{"inputs": []}', length, alice, TYPES)
 
 
-def test_shared_memory_and_classification_over_grpc_are_refused(alice):
-    shared, classified = (pb.ModelInferRequest(model_name=FRONT_MODEL) for _ in range(2))
+def test_shared_memory_classification_and_rows_over_grpc_are_refused(alice):
+    shared, classified, rows = (pb.ModelInferRequest(model_name=FRONT_MODEL) for _ in range(3))
     shared.inputs.add(name="x").parameters["shared_memory_region"].string_param = "la1"
     classified.outputs.add(name="x").parameters["classification"].int64_param = 2
 
@@ -209,15 +209,9 @@ def test_shared_memory_and_classification_over_grpc_are_refused(alice):
         check_request(shared, alice, True)
     with pytest.raises(Refusal, match="cannot be classified"):
         check_request(classified, alice, True)
-
-
-def test_rows_over_grpc_are_refused(alice):
-    request = pb.ModelInferRequest(model_name=FRONT_MODEL)
-    request.inputs.add(name="text_input", shape=[2, 1])
-
-    check_request(request, alice, False)  # not one of our models
+    rows.inputs.add(name="text_input", shape=[2, 1])
     with pytest.raises(Refusal, match="text_input has 2 rows; send each row as a request of its own"):
-        check_request(request, alice, True)
+        check_request(rows, alice, True)
 
 
 @pytest.mark.parametrize("field", ["id", "input", "output"])
