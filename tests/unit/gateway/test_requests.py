@@ -205,7 +205,6 @@ def test_shared_memory_classification_and_rows_over_grpc_are_refused(alice):
     shared.inputs.add(name="x").parameters["shared_memory_region"].string_param = "la1"
     classified.outputs.add(name="x").parameters["classification"].int64_param = 2
     rows.inputs.add(name="x", shape=[2, 1])
-
     for request, sentence in ((shared, "shared memory"), (classified, "cannot be classified"), (rows, "x has 2 rows")):
         with pytest.raises(Refusal, match=sentence):
             check_request(request, alice, True)
