@@ -83,8 +83,7 @@ def choice_requests(sent: Json, num_choices: int) -> list[Json]:
     """The requests of all choices. Choice i uses seed + i, so it equals the response to the same request with that seed
     and n = 1. Dynamo's front end cannot serve n above 1, because it ends a request at its first finish reason. sent:
     the client's request without n."""
-    seed = sent.get("seed")
-    if type(seed) is not int or not 0 <= seed - _SMALLEST_SEED < _SEEDS:  # absent, or refused by the front end
+    if (seed := sent.get("seed")) is None:
         return [sent] * num_choices
     # The front end expects a signed 64-bit number; the worker converts it to unsigned.
     seeds = ((seed + number - _SMALLEST_SEED) % _SEEDS + _SMALLEST_SEED for number in range(num_choices))
