@@ -142,7 +142,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
         signal.signal(number, lambda number, frame: None)
     log.write_bytes(b"")
-    end, code, num_restarts, output = _End(), 1, 0, log.open("ab")
+    end, code, num_restarts, num_aborted, output = _End(), 1, 0, 0, log.open("ab")
     fds = [wake_read, sys.stdin.fileno()]
     recent: list[float] = []  # times of restarts
     try:
@@ -156,7 +156,9 @@ def main() -> int:
             code = _stop(server, end.patience)
             now = time.monotonic()
             recent = [when for when in recent if now - when < spec.restart_window_s]
-            if not end.restart or len(recent) == spec.max_restarts:
+            # Triton rarely aborts at a start, see `transient_failure`. The next start is then no further restart.
+            num_aborted = num_aborted + 1 if end.aborted else 0
+            if not end.restart or (num_aborted - 1 if end.aborted else len(recent)) == spec.max_restarts:
                 return 1 if end.reason and not end.wanted else code
             num_restarts += 1
             _kill_rest(spec, server)
@@ -167,7 +169,7 @@ def main() -> int:
             write_restart(log, num_restarts, reason)
             record_restart(spec.state_path, num_restarts, reason)
             if can_start:
-                recent.append(now)
+                recent += [] if end.aborted else [now]
             elif (requested := _wait_until_it_can_start(fds, spec)) is not None:
                 end = requested
                 return 0
@@ -214,13 +216,14 @@ def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
 
 
 class _End(NamedTuple):
-    """reason: why the server should end; empty if it has ended by itself. wanted: whether an end was requested.
-    patience: time limit of the end, in seconds. restart: whether to start the server again."""
+    """reason: why the server should end; empty if it ended by itself. wanted: whether that was requested. patience:
+    limit of the end in seconds. restart: whether to start it again. aborted: by SIGABRT, before it was ready."""
 
     reason: str = ""
     wanted: bool = False
     patience: float = 0.0
     restart: bool = False
+    aborted: bool = False
 
 
 def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSpec, log: BinaryIO) -> _End:
@@ -235,7 +238,8 @@ def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSp
         if (requested := _requested_end(fds, ready, spec, is_ready)) is not None:
             return requested
         if server.poll() is not None:
-            return _End(restart=ready_file.exists())
+            aborted = not is_ready and server.returncode == -signal.SIGABRT
+            return _End(restart=ready_file.exists(), aborted=aborted)
         if how := watch.hangs():
             return _End(how if is_ready else f"{how} before it was ready", restart=True)
         if ready_file.exists() and (how := service.fails()):

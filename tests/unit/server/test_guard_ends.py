@@ -61,6 +61,19 @@ def test_a_server_that_was_ready_and_dies_is_started_again_so_often_and_then_sta
     assert_gone(server)
 
 
+def test_a_start_at_which_triton_aborts_is_no_further_restart(fake, tmp_path):
+    server = start(tmp_path, FREE.model_copy(update={"max_restarts": 1}))
+    flag = str(tmp_path / "aborted")
+    write(fake, f"if not os.path.exists({flag!r}):\n    os.mkdir({flag!r})\n    os.abort()\n")
+    tritonserver_of(server, fake).send_signal(signal.SIGKILL)
+
+    state = wait_for(lambda: (s := find_server(server.run_dir)) and s.restarts == 2 and is_ready(s) and s)
+    assert state.restart_reason == "signal 6, Aborted"
+    tritonserver_of(server, fake).send_signal(signal.SIGKILL)
+    assert server.guard.wait() != 0
+    assert_gone(server)
+
+
 def test_a_server_is_started_again_although_the_disk_is_full(fake, tmp_path):
     server = start(tmp_path, FREE.model_copy(update={"max_restarts": 1}))
     server.log_path.unlink()
