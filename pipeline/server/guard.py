@@ -19,7 +19,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ from pipeline.server.companions import changing_state, end_companion, kill_marke
 from pipeline.server.leftovers import remove_leftovers, run_clean_up
 from pipeline.server.log import LOG, VERBOSE_LOG, limit_size, write_end, write_restart
 from pipeline.server.processes import make_private, remove_environments, remove_shm, start_time
+from pipeline.server.restart_limit import RestartLimit
 from pipeline.server.watch import HangWatch, ModelWatch, ServiceWatch, any_answers
 
 _CODE = Path(__file__).resolve().parents[2]
@@ -142,9 +142,9 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
         signal.signal(number, lambda number, frame: None)
     log.write_bytes(b"")
-    end, code, num_restarts, num_aborted, output = _End(), 1, 0, 0, log.open("ab")
+    end, code, num_restarts, output = _End(), 1, 0, log.open("ab")
     fds = [wake_read, sys.stdin.fileno()]
-    recent: list[float] = []  # times of restarts
+    limit = RestartLimit(spec.max_restarts, spec.restart_window_s)
     try:
         while True:
             try:
@@ -154,11 +154,7 @@ def main() -> int:
                 return 1
             end = _wait_for_end(server, fds, spec, output)
             code = _stop(server, end.patience)
-            now = time.monotonic()
-            recent = [when for when in recent if now - when < spec.restart_window_s]
-            # Triton rarely aborts at a start, see `transient_failure`. The next start is then no further restart.
-            num_aborted = num_aborted + 1 if end.aborted else 0
-            if not end.restart or (num_aborted - 1 if end.aborted else len(recent)) == spec.max_restarts:
+            if not end.restart or not limit.permits_restart(end.aborted):
                 return 1 if end.reason and not end.wanted else code
             num_restarts += 1
             _kill_rest(spec, server)
@@ -169,7 +165,7 @@ def main() -> int:
             write_restart(log, num_restarts, reason)
             record_restart(spec.state_path, num_restarts, reason)
             if can_start:
-                recent += [] if end.aborted else [now]
+                limit.add()
             elif (requested := _wait_until_it_can_start(fds, spec)) is not None:
                 end = requested
                 return 0
