@@ -160,16 +160,12 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 
 def _with_text_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The message with its refusals as texts."""
+    """The message with its refusals as texts. message: one that `check_types` accepts."""
     parts = message.get("content")
     if not isinstance(parts, list):
         return message
-    texts = [{"type": "text", "text": part.get("refusal")} if _is_refusal(part) else part for part in parts]
+    texts = [{"type": "text", "text": part["refusal"]} if part["type"] == "refusal" else part for part in parts]
     return {**message, "content": texts}
-
-
-def _is_refusal(part: object) -> TypeGuard[Mapping[str, Any]]:
-    return isinstance(part, Mapping) and part.get("type") == "refusal"
 
 
 def _limit_tools(sent: dict[str, Any]) -> None:

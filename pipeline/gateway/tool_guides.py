@@ -39,7 +39,7 @@ def tool_guide(functions: Functions, choice: Any, parallel: bool, parser: str | 
     name = choice["name"]
     if name not in functions:
         raise RequestError(f"tool_choice names {name!r}, and tools hold {', '.join(functions)}")
-    return "json_schema", json.dumps(_parameters(functions[name]))
+    return "json_schema", json.dumps(_with_rules(functions[name]))
 
 
 def _calls(functions: Functions, parallel: bool) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _calls(functions: Functions, parallel: bool) -> dict[str, Any]:
                 "type": "object",
                 "properties": {
                     "name": {"const": name},
-                    "parameters": {**_parameters(function), "$id": f"function:{number}"},
+                    "parameters": {**_schema(function), "$id": f"function:{number}"},
                 },
                 "required": ["name", "parameters"],
                 "additionalProperties": False,
@@ -59,7 +59,7 @@ def _calls(functions: Functions, parallel: bool) -> dict[str, Any]:
             for number, (name, function) in enumerate(functions.items())
         ]
     }
-    # One strict function makes all strict: rules are those of the whole schema.
+    # One strict function makes all strict, because llguidance reads the rules of the whole schema only.
     rules = _rules(any(function.get("strict") for function in functions.values()))
     return {"type": "array", "items": call, "minItems": 1, **rules} | ({} if parallel else {"maxItems": 1})
 
@@ -68,7 +68,7 @@ def _hermes_calls(functions: Functions) -> dict[str, Any]:
     structures = [
         {
             "begin": f'{_BEGIN}\n{{"name": {json.dumps(name)}, "arguments": ',
-            "schema": _parameters(function),
+            "schema": _with_rules(function),
             "end": f"}}{_END}",
         }
         for name, function in functions.items()
@@ -76,8 +76,13 @@ def _hermes_calls(functions: Functions) -> dict[str, Any]:
     return {"type": "structural_tag", "structures": structures, "triggers": [_BEGIN]}
 
 
-def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**_rules(bool(function.get("strict"))), **(function.get("parameters") or _NO_PARAMETERS)}
+def _with_rules(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_rules(bool(function.get("strict"))), **_schema(function)}
+
+
+def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    schema: Mapping[str, Any] = function.get("parameters") or _NO_PARAMETERS
+    return schema
 
 
 def _rules(is_strict: bool) -> dict[str, Any]:

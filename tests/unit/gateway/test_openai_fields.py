@@ -211,7 +211,8 @@ def test_tools_stay_and_have_a_guide():
     assert (sent["tools"], sent["tool_choice"]) == (tools, "required")
     found = options(tools=tools, tool_choice="required")
     assert (found["tools"], found["guide_type"]) == ("true", "json_schema")
-    assert json.loads(found["guide"])["items"]["anyOf"][0]["properties"]["parameters"]["type"] == "object"
+    schema = json.loads(found["guide"])["items"]["anyOf"][0]["properties"]["parameters"]
+    assert schema == {"type": "object", "$id": "function:0"}
     assert "tools" not in options(tools=tools, tool_choice="none")
 
 
