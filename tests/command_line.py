@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from pipeline import cli
+from pipeline.cli import output
 
 
 def exit_code(*arguments: str) -> int:
@@ -33,14 +34,18 @@ def output_of(app: typer.Typer, *arguments: object) -> str:
 
 @contextmanager
 def redirected(number: int, target: int) -> Iterator[None]:
-    """Let another file be standard input (0) or output (1), as a shell does. target: its descriptor."""
+    """Let another file be standard input (0) or output (1), as a shell does. The console is that of a new process.
+    target: descriptor of the file."""
     before = os.dup(number)
     os.dup2(target, number)
     with pytest.MonkeyPatch.context() as patch:
         if number == 1:  # pytest captures what goes to its own sys.stdout
             patch.setattr(sys, "stdout", io.TextIOWrapper(io.FileIO(1, "wb", closefd=False)))
+            patch.setattr(output.console, "stderr", False)  # some commands change it
         try:
             yield
         finally:
+            with output.console.capture():
+                pass  # drops what the console could not write
             os.dup2(before, number)
             os.close(before)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.cli import output
 from pipeline.cli.options import numbers
 from pipeline.decoding.trie.snapshot import load_trie
 from pipeline.errors import UserError
@@ -58,7 +57,6 @@ def test_an_output_file_can_be_standard_output_which_then_holds_nothing_else(
     capsys: pytest.CaptureFixture[str],
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(output.console, "stderr", False)  # the command changes it for the rest of its process
     Path("rows.jsonl").write_text('{"prompt_ids": [9, 9], "output_ids": [1, 2, 3, 1, 2]}\n')
     with Path("whole").open("ab") as whole:  # as `>>` of a shell does
         whole.write(b"before\n")
