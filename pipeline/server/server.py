@@ -46,7 +46,7 @@ from pipeline.triton_models.spans import trace_variables
 
 LOCK, BACKENDS = ".lock", "backends"
 # Ports are not reserved, and Triton itself sometimes fails to start: see `transient_failure`.
-ATTEMPTS = 3
+ATTEMPTS = 5
 
 # Time for tritonserver's guard to end after its gateway.
 GATEWAY_LEAD_S = 10.0
