@@ -20,7 +20,7 @@ from pipeline.decoding.request import StepResult, as_token_ids
 from pipeline.decoding.session import outcome_of_tokens
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree
 from pipeline.llmapi.settings import DraftSettings
-from pipeline.triton_models.steps import chain_budget, main_chain
+from pipeline.triton_models.call_planning import chain_budget, main_chain
 
 logger = logging.getLogger(__name__)
 

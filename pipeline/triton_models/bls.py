@@ -30,16 +30,16 @@ from pipeline.engine.backend import backend_of
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.triton_models.call_costs import CallCosts
+from pipeline.triton_models.call_planning import tree_budget
 from pipeline.triton_models.engine_binding import EngineBinding, Target
 from pipeline.triton_models.fair_slots import FairSlots, HeldSlot, tenant_of
 from pipeline.triton_models.generation import Generation
-from pipeline.triton_models.learned import LearnedState
+from pipeline.triton_models.learned_state_store import LearnedStateStore
 from pipeline.triton_models.metrics import OnEnd, RequestMetrics, TrieMetrics
-from pipeline.triton_models.piece import Piece, output_of
+from pipeline.triton_models.partial_output import PartialOutput, output_of
 from pipeline.triton_models.routing import offered_strategies, route_of
-from pipeline.triton_models.sequences import TextAnswer
+from pipeline.triton_models.sequences import TextResponse
 from pipeline.triton_models.side_channel import in_fixed_chunks, require_no_figures, without_figures
-from pipeline.triton_models.steps import tree_budget
 from pipeline.triton_models.tensors import Array, Tensors, float_tensor, int_tensor, text_tensor
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 from pipeline.triton_models.text_request import TextRequest, require_few_logits, text_request
@@ -93,7 +93,7 @@ class Bls:
 
     async def answer(
         self, tensors: Tensors, on_end: OnEnd = lambda metrics, trie: None
-    ) -> AsyncGenerator[TextAnswer, None]:
+    ) -> AsyncGenerator[TextResponse, None]:
         """Yield the responses to one request. Closing the generator early cancels the request. on_end: receives the
         metrics of the ended request. Raises RequestError for an invalid request, BusyError if the queue is full."""
         started = time.perf_counter()
@@ -126,9 +126,9 @@ class Bls:
             return TrieMetrics(0, 0, failures)
         return TrieMetrics(self._trie.num_nodes, self._trie.arrays.num_bytes, failures)
 
-    def learned_state(self, artifact_dir: Path, cache_dir: Path) -> LearnedState:
+    def learned_state(self, artifact_dir: Path, cache_dir: Path) -> LearnedStateStore:
         """Load the stored state of the draft sources. Returns the object that saves it again."""
-        return LearnedState(self._drafter, self._drafting, artifact_dir, cache_dir, "bls")
+        return LearnedStateStore(self._drafter, self._drafting, artifact_dir, cache_dir, "bls")
 
     async def _read(self, tensors: Tensors) -> TextRequest:
         """Tokenize long texts outside the event loop, one at a time, so that other requests continue."""
@@ -140,19 +140,19 @@ class Bls:
             return read()
         return await asyncio.get_running_loop().run_in_executor(self._readers, read)
 
-    async def _responses(self, generation: Generation, started: float) -> AsyncGenerator[TextAnswer, None]:
+    async def _responses(self, generation: Generation, started: float) -> AsyncGenerator[TextResponse, None]:
         request = generation.request
-        kept = [Piece(request.echo, [])]
+        kept = [PartialOutput(request.echo, [])]
         in_chunks = self._is_safe and request.stream
         run = in_fixed_chunks(generation.run(), request.tokens_only) if in_chunks else generation.run()
-        async with aclosing(run) as pieces:
-            async for piece in pieces:
+        async with aclosing(run) as parts:
+            async for part in parts:
                 if not request.stream or (generation.finish_reason is not None and not in_chunks):
-                    kept.append(piece)
-                elif piece.text or piece.logits or request.tokens_only:
-                    yield TextAnswer(output_of([piece], request.tokens_only), last=False)
+                    kept.append(part)
+                elif part.text or part.logits or request.tokens_only:
+                    yield TextResponse(output_of([part], request.tokens_only), last=False)
         output = output_of(kept, request.tokens_only)
-        yield TextAnswer(output | _last_tensors(generation, started, self._is_safe), last=True)
+        yield TextResponse(output | _last_tensors(generation, started, self._is_safe), last=True)
 
     def _generation(self, request: TextRequest, engine: EngineBinding, slot: HeldSlot) -> Generation:
         names = source_names(engine.strategy, self._drafter.names)

@@ -7,10 +7,10 @@ import numpy as np
 from pipeline.decoding.request import SamplingParams
 from pipeline.decoding.session import Session
 from pipeline.decoding.tree import DraftTree
+from pipeline.triton_models.call_planning import PlannedCall
 from pipeline.triton_models.engine_binding import EngineBinding
 from pipeline.triton_models.guide_tensors import guide_tensors, wanted_tensors
 from pipeline.triton_models.spans import TRACEPARENT
-from pipeline.triton_models.steps import Step
 from pipeline.triton_models.tensors import Array, float_tensor, int_tensor, pack_word_list, text_tensor
 from pipeline.triton_models.text_request import TextRequest
 
@@ -19,7 +19,7 @@ _SEED_STEP = 0x9E3779B97F4A7C15
 
 
 def call_tensors(
-    request: TextRequest, session: Session, engine: EngineBinding, step: Step, call_number: int
+    request: TextRequest, session: Session, engine: EngineBinding, step: PlannedCall, call_number: int
 ) -> dict[str, Array]:
     """Input tensors of a call to `tensorrt_llm`: the context as the prompt, and the step's drafts. A streamed call asks
     for a response per step, and for an end at the tokens of each stop word."""

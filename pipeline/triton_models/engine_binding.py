@@ -13,7 +13,7 @@ from pipeline.config.schema import LookaheadConfig
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import BusyError
 from pipeline.triton_models.call_costs import CallCosts
-from pipeline.triton_models.steps import WITHOUT_DRAFTS
+from pipeline.triton_models.call_planning import WITHOUT_DRAFTS
 from pipeline.triton_models.tensors import Array, Tensors
 
 # Pauses before retries: each is twice as long as the one before, up to the longest.

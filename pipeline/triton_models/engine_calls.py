@@ -19,7 +19,7 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, check_tree, depths
 from pipeline.engine.submission import Submission
 from pipeline.errors import RequestError
-from pipeline.triton_models.engine_answers import EngineCall
+from pipeline.triton_models.engine_responses import EngineCall
 from pipeline.triton_models.guide_tensors import guide_of, wanted_of
 from pipeline.triton_models.tensors import (
     Tensors,

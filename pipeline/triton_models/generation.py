@@ -17,6 +17,13 @@ from pipeline.decoding.request import FinishReason
 from pipeline.decoding.session import GenerationStatistics, Session, StepOutcome, outcome_of_tokens
 from pipeline.decoding.sources.supplied import Supplied
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree
+from pipeline.triton_models.call_planning import (
+    WITHOUT_DRAFTS,
+    ChainCallPlanner,
+    PlannedCall,
+    TreeCallPlanner,
+    main_chain,
+)
 from pipeline.triton_models.call_results import (
     DraftCounts,
     counts_of,
@@ -28,8 +35,7 @@ from pipeline.triton_models.call_results import (
 from pipeline.triton_models.call_tensors import call_tensors, late_ids, stop_tokens
 from pipeline.triton_models.engine_binding import EngineBinding
 from pipeline.triton_models.fair_slots import HeldSlot
-from pipeline.triton_models.piece import LOGIT_OUTPUTS, LogitPieces, Piece
-from pipeline.triton_models.steps import WITHOUT_DRAFTS, ChainSteps, Step, TreeSteps, main_chain
+from pipeline.triton_models.partial_output import LOGIT_OUTPUTS, HeldLogits, PartialOutput
 from pipeline.triton_models.tensors import Array, Tensors, token_ids
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_request import TextRequest
@@ -56,10 +62,10 @@ class Generation:
     _text: TextStream = field(init=False)
     # Holds back tokens that may belong to a stop word or end within a character; None if the client receives text.
     _tokens: TokenOutput | None = field(init=False)
-    _steps: ChainSteps | TreeSteps = field(init=False)
+    _steps: ChainCallPlanner | TreeCallPlanner = field(init=False)
     # Sum over the finished calls; None before the target's first counts.
     _counts: DraftCounts | None = None
-    _logits: LogitPieces = field(default_factory=LogitPieces)
+    _logits: HeldLogits = field(default_factory=HeldLogits)
 
     def __post_init__(self) -> None:
         self._text = TextStream(self.codec, self.request.stop_words)
@@ -67,10 +73,10 @@ class Generation:
         self._tokens = TokenOutput(self.codec, self._text, self.session.output_ids) if tokens_only else None
         limits, costs, is_stream = self.engine.traits.limits, self.engine.costs, self.request.stream
         if limits is not None:
-            self._steps = ChainSteps(limits, self.session.budget.max_depth, costs)
+            self._steps = ChainCallPlanner(limits, self.session.budget.max_depth, costs)
         else:
             is_watched = is_stream or bool(self.request.stop_words)
-            self._steps = TreeSteps(is_stream, is_watched, self.prediction is not None, costs)
+            self._steps = TreeCallPlanner(is_stream, is_watched, self.prediction is not None, costs)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -93,21 +99,21 @@ class Generation:
             statistics.num_draft_tokens, statistics.num_accepted_tokens = self._counts
         return statistics
 
-    async def run(self) -> AsyncGenerator[Piece, None]:
-        """Yield the output piece by piece. Closing the generator early cancels the request."""
+    async def run(self) -> AsyncGenerator[PartialOutput, None]:
+        """Yield the output part by part. Closing the generator early cancels the request."""
         try:
             while self.finish_reason is None:
                 step = self._within_min_tokens(self._next_step())
-                async with aclosing(self._streamed(step) if self.engine.is_streamed else self._called(step)) as pieces:
-                    async for piece in pieces:
-                        yield piece
+                async with aclosing(self._streamed(step) if self.engine.is_streamed else self._called(step)) as parts:
+                    async for part in parts:
+                        yield part
                 if self.finish_reason is None:
                     await self.slot.offer()
             if self._tokens is not None:
                 rest = self._tokens.finish()
-                yield Piece("", rest, self._logits.take(self._num_scored(rest)))
+                yield PartialOutput("", rest, self._logits.take(self._num_scored(rest)))
             elif not self.request.tokens_only and (text := self._text.finish()):
-                yield Piece(text, [])
+                yield PartialOutput(text, [])
         finally:
             self.session.close()
 
@@ -115,18 +121,18 @@ class Generation:
         """Tokens that have a log probability: all but the end token."""
         return sum(token not in self.request.generation.end_ids for token in token_ids)
 
-    def _next_step(self) -> Step:
+    def _next_step(self) -> PlannedCall:
         session, steps, is_first = self.session, self._steps, not self.num_calls
         remaining = session.num_remaining_tokens
-        if isinstance(steps, ChainSteps):
+        if isinstance(steps, ChainCallPlanner):
             if self.engine.is_streamed:
-                return Step(EMPTY_TREE, remaining)
+                return PlannedCall(EMPTY_TREE, remaining)
             return steps.next(session.propose(), len(session.context), remaining)
         if (strategy := self.engine.strategy) in WITHOUT_DRAFTS:
             return steps.next_without_drafts(strategy == "lookahead", remaining, is_first)
         return steps.next(session.propose(), remaining, is_first)
 
-    def _within_min_tokens(self, step: Step) -> Step:
+    def _within_min_tokens(self, step: PlannedCall) -> PlannedCall:
         """Cut a step at min_tokens if TensorRT-LLM must ban end tokens until there: it can ban them for a whole call
         only."""
         limits, num_tokens = self.engine.traits.limits, len(self.session.output_ids)
@@ -136,10 +142,10 @@ class Generation:
         # A context beyond the longest prompt cannot be sent in a next call.
         if step.num_tokens <= missing or len(self.session.context) + missing > limits.longest_prompt:
             return step
-        return Step(main_chain(step.tree, missing - 1), missing)
+        return PlannedCall(main_chain(step.tree, missing - 1), missing)
 
-    async def _called(self, step: Step) -> AsyncGenerator[Piece, None]:
-        """Yield the response to one call as one piece."""
+    async def _called(self, step: PlannedCall) -> AsyncGenerator[PartialOutput, None]:
+        """Yield the response to one call as one part."""
         num_before = len(self.output_ids)
         outputs, wanted = self.engine.traits.outputs, self.request.wanted
         if wanted.of_output or wanted.of_prompt:
@@ -147,14 +153,14 @@ class Generation:
         response, started = await self.engine.response(
             self._tensors(step), outputs, self._call_id, has_begun=self.num_calls > 0
         )
-        piece = self._take_response(step, response, started)
+        part = self._take_response(step, response, started)
         new = self.output_ids[num_before:]
         self._logits.add(response, self._num_scored(new))
-        num_shown = self._num_scored(piece.token_ids if self.request.tokens_only else new)
-        yield piece._replace(logits=self._logits.take(num_shown))
+        num_shown = self._num_scored(part.token_ids if self.request.tokens_only else new)
+        yield part._replace(logits=self._logits.take(num_shown))
 
-    def _take_response(self, step: Step, response: Tensors, started: float) -> Piece:
-        """Append the tokens of a response to the session and return their piece. started: start of the call."""
+    def _take_response(self, step: PlannedCall, response: Tensors, started: float) -> PartialOutput:
+        """Append the tokens of a response to the session and return their part. started: start of the call."""
         traits = self.engine.traits
         self._count_call(step)
         ids = token_ids(response, "output_ids").tolist()
@@ -163,13 +169,13 @@ class Generation:
             ids += self._end_token()
         counts = counts_of(response)
         num_steps = num_steps_of(ids, response, counts)
-        piece = self._take(step.tree, ids, num_steps) if ids else Piece("", [])
+        part = self._take(step.tree, ids, num_steps) if ids else PartialOutput("", [])
         self._counts = total(self._counts, counts)
         if self.finish_reason is not None:
-            return piece
+            return part
         if traits.limits is not None and not len(step.tree) and num_received < step.num_tokens:
             # Fewer tokens than requested mean an end token, which is never returned.
-            piece = piece.joined(self._take(EMPTY_TREE, self._end_token()))
+            part = part.joined(self._take(EMPTY_TREE, self._end_token()))
         elif not num_received:
             raise RuntimeError("the target model returned neither tokens nor a finish reason")
         elif self.engine.costs is not None and self.num_calls > 1:  # the first call includes the prefill
@@ -180,10 +186,10 @@ class Generation:
                     num_first = len(outcome_of_tokens(step.tree, ids).nodes) + 1
                     self.engine.costs.record_own_steps(num_steps - 1, max(0, len(ids) - num_first))
             self.engine.costs.record(passes, num_drafts, time.perf_counter() - started)
-        return piece
+        return part
 
-    async def _streamed(self, step: Step) -> AsyncGenerator[Piece, None]:
-        """Yield the responses to one streamed call as pieces. Leaving the stream at a stop word in the text ends the
+    async def _streamed(self, step: PlannedCall) -> AsyncGenerator[PartialOutput, None]:
+        """Yield the responses to one streamed call as parts. Leaving the stream at a stop word in the text ends the
         target's request."""
         counts, num_received, num_new = self._counts, 0, 0
         stream = self.engine.responses(self._tensors(step), self._call_id, has_begun=self.num_calls > 0)
@@ -219,19 +225,19 @@ class Generation:
             and len(self.session.context) <= limits.longest_prompt
         )
 
-    def _count_call(self, step: Step) -> None:
+    def _count_call(self, step: PlannedCall) -> None:
         self.num_calls += 1
         self.num_calls_without_draft += not len(step.tree)
 
-    def _tensors(self, step: Step) -> dict[str, Array]:
+    def _tensors(self, step: PlannedCall) -> dict[str, Array]:
         return call_tensors(self.request, self.session, self.engine, step, self.num_calls)
 
     @property
     def _call_id(self) -> str:
         return f"{self.request.generation.request_id}.{self.num_calls}"
 
-    def _take(self, tree: DraftTree, ids: list[int], num_steps: int = 1) -> Piece:
-        """Append tokens to the session; return their piece. num_steps: passes for tokens without a tree."""
+    def _take(self, tree: DraftTree, ids: list[int], num_steps: int = 1) -> PartialOutput:
+        """Append tokens to the session; return their part. num_steps: passes for tokens without a tree."""
         extended = self.engine.traits.extended
         outcome = outcome_of_tokens(tree, ids, num_steps if extended else 1)
         if not len(tree) or (not extended and len(ids) != len(outcome.nodes) + 1):
@@ -250,7 +256,7 @@ class Generation:
                 sent += self._tokens.finish([token]) if is_end else self._tokens.push(token)
             elif not is_end:
                 texts.append(self._text.push(token))
-        return Piece("".join(texts), sent)
+        return PartialOutput("".join(texts), sent)
 
     def _end_token(self) -> list[int]:
         if self.request.end_id is None:

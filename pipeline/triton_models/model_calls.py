@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.triton_models.python_backend import CallResponses, outputs_of_call
 from pipeline.triton_models.tensors import Array, Tensors
-from pipeline.triton_models.triton import CallResponses, outputs_of_call
 
 
 class ModelCaller:

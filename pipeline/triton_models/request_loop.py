@@ -17,9 +17,15 @@ from typing import Any
 
 from pipeline.errors import RequestError, UserError
 from pipeline.request_ids import chosen_id, is_unique
+from pipeline.triton_models.python_backend import (
+    CallResponses,
+    ResponseSender,
+    drop_requests,
+    error_response,
+    tensors_of,
+)
 from pipeline.triton_models.sibling_stops import SiblingStops
 from pipeline.triton_models.tensors import Tensors, flag
-from pipeline.triton_models.triton import CallResponses, Client, drop_requests, error_response, tensors_of
 
 # Number of remembered stops of requests that have not arrived: a stop over gRPC may overtake its request over HTTP.
 _MAX_EARLY_STOPS = 1024
@@ -30,7 +36,7 @@ class IncomingRequest:
     """A request in service. request_id: set by the client, so not unique."""
 
     tensors: Tensors
-    client: Client
+    client: ResponseSender
     request_id: str
 
 
@@ -72,7 +78,9 @@ class RequestLoop:
         """Start to serve a request passed to `execute`. Copies its tensors, because Triton reuses their memory when
         `execute` returns."""
         tensors = {name: value.copy() for name, value in tensors_of(request).items()}
-        self._loop.call_soon_threadsafe(self._begin, IncomingRequest(tensors, Client(request), request.request_id()))
+        self._loop.call_soon_threadsafe(
+            self._begin, IncomingRequest(tensors, ResponseSender(request), request.request_id())
+        )
 
     def close(self, *endings: Coroutine[Any, Any, None]) -> None:
         """Run `endings` in the loop, then stop it. No request may be running: Triton calls `finalize` after the last
@@ -117,7 +125,7 @@ class RequestLoop:
             pb_utils.Logger.log_error(f"a request failed: {traceback.format_exc()}")
             client.send(error_response(error), last=True)
 
-    def _answer_stopped(self, client: Client) -> None:
+    def _answer_stopped(self, client: ResponseSender) -> None:
         if self._stopped is None:
             client.answer({}, last=True)
         else:

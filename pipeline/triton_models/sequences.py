@@ -20,7 +20,7 @@ MAX_SEQUENCES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class TextAnswer:
+class TextResponse:
     """One response. tensors: output tensors. last: whether it is the final response."""
 
     tensors: dict[str, Array]
@@ -44,16 +44,16 @@ def sequence_of(tensors: Tensors, index: int) -> Tensors:
     return alone
 
 
-async def answer_all(
-    answer: Callable[[Tensors], AsyncGenerator[TextAnswer, None]], tensors: Tensors
-) -> AsyncGenerator[TextAnswer, None]:
+async def all_responses(
+    answer: Callable[[Tensors], AsyncGenerator[TextResponse, None]], tensors: Tensors
+) -> AsyncGenerator[TextResponse, None]:
     """Yield the responses of all outputs of a request, with TensorRT-LLM's indices of row (always 0) and output. `last`
     marks the final response.
 
     In a stream the other outputs begin after the first response of output 0, so that they reuse its prompt's KV cache.
     Closing the generator early cancels all outputs. An error of one output cancels the others and is raised."""
     count = num_sequences(tensors)
-    queue: asyncio.Queue[tuple[int, TextAnswer | Exception]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, TextResponse | Exception]] = asyncio.Queue()
 
     async def run(index: int) -> None:
         try:
@@ -74,7 +74,7 @@ async def answer_all(
             tasks += [asyncio.create_task(run(other)) for other in range(len(tasks), count)]
             num_ended += item.last
             indices = {"batch_index": int_tensor(0), "sequence_index": int_tensor(index)}
-            yield TextAnswer(item.tensors | indices, last=num_ended == count)
+            yield TextResponse(item.tensors | indices, last=num_ended == count)
     finally:
         for task in tasks:
             task.cancel()

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from pipeline.errors import RequestError
-from pipeline.triton_models.piece import Piece
+from pipeline.triton_models.partial_output import PartialOutput
 from pipeline.triton_models.text_request import TextRequest
 
 # Sizes of a response, in tokens or in characters of text. They are about equal, and cover several steps.
@@ -37,16 +37,18 @@ def without_figures(statistics: Mapping[str, object]) -> dict[str, object]:
     return {name: statistics[name] for name in _SHOWN if name in statistics}
 
 
-async def in_fixed_chunks(pieces: AsyncGenerator[Piece, None], tokens_only: bool) -> AsyncGenerator[Piece, None]:
-    """Yield the same output in pieces of CHUNK_CHARS characters, or of CHUNK_TOKENS tokens; the last may be shorter."""
+async def in_fixed_chunks(
+    parts: AsyncGenerator[PartialOutput, None], tokens_only: bool
+) -> AsyncGenerator[PartialOutput, None]:
+    """Yield the same output in parts of CHUNK_CHARS characters, or of CHUNK_TOKENS tokens; the last may be shorter."""
     text, ids = "", list[int]()
-    async with aclosing(pieces):
-        async for piece in pieces:
-            text += piece.text
-            ids += piece.token_ids
+    async with aclosing(parts):
+        async for part in parts:
+            text += part.text
+            ids += part.token_ids
             while len(ids) >= CHUNK_TOKENS if tokens_only else len(text) >= CHUNK_CHARS:
                 size = CHUNK_TOKENS if tokens_only else len(ids)
-                yield Piece(text[:CHUNK_CHARS], ids[:size])
+                yield PartialOutput(text[:CHUNK_CHARS], ids[:size])
                 text, ids = text[CHUNK_CHARS:], ids[size:]
     if text or ids:
-        yield Piece(text, ids)
+        yield PartialOutput(text, ids)

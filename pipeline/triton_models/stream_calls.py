@@ -15,8 +15,8 @@ import grpc
 from pipeline.triton_grpc import LASTING_CHANNEL, StreamCalls, infer_request, tensors_of
 from pipeline.triton_models.model_calls import ModelCaller
 from pipeline.triton_models.own_server import GrpcAddress, own_address
+from pipeline.triton_models.python_backend import CallResponses, refusal
 from pipeline.triton_models.tensors import Array, Tensors
-from pipeline.triton_models.triton import CallResponses, refusal
 
 
 class StreamingCaller(ModelCaller):

@@ -19,10 +19,10 @@ import numpy as np
 
 from pipeline.config.resolution import resolve_config
 from pipeline.triton_models.bls import Bls
+from pipeline.triton_models.python_backend import hide_torch
 from pipeline.triton_models.tensors import Array, Tensors
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 from pipeline.triton_models.text_tensors import postprocess, preprocess
-from pipeline.triton_models.triton import hide_torch
 
 TEXTS = (
     "the cat sat on the mat",

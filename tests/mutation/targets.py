@@ -68,7 +68,10 @@ TARGETS = (
     ),
     Target("pipeline/engine/cost_curve.py", (f"{_ENGINE}/test_cost_curve.py",)),
     Target("pipeline/engine/pass_watch.py", (f"{_ENGINE}/test_pass_watch.py",)),
-    *(Target(f"pipeline/triton_models/{name}.py", (f"{_TRITON}/test_steps.py",)) for name in ("call_costs", "steps")),
+    *(
+        Target(f"pipeline/triton_models/{name}.py", (f"{_TRITON}/test_call_planning.py",))
+        for name in ("call_costs", "call_planning")
+    ),
     *(
         Target(f"pipeline/triton_models/{name}.py", (f"{_TRITON}/test_{name}.py",))
         for name in ("fair_slots", "text_stream", "token_output")

@@ -26,8 +26,8 @@ from pipeline.engine.submission import Submission
 from pipeline.engine.traits import REQUIRED_OUTPUTS, Mode, RuntimeLimits
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.repository.extensions import TENSORRT_LLM_INPUTS
-from pipeline.triton_models.engine_answers import EngineCall
 from pipeline.triton_models.engine_calls import call_of, generation_request, lookahead_config, refuse_unsupported
+from pipeline.triton_models.engine_responses import EngineCall
 from pipeline.triton_models.guide_tensors import GUIDE_TYPE
 from pipeline.triton_models.tensors import Tensors, flag, integer, number, require_one_row, token_ids
 

@@ -13,9 +13,9 @@ from pipeline.config.schema import TrieDraftConfig
 from pipeline.llmapi.llm_arguments import llm_arguments, with_speculation
 from pipeline.llmapi.requests import STOPPED, serve
 from pipeline.llmapi.settings import DraftSettings, Method
+from pipeline.triton_models.python_backend import CallResponses
 from pipeline.triton_models.request_loop import RequestLoop
 from pipeline.triton_models.tensors import Array
-from pipeline.triton_models.triton import CallResponses
 from tests.patience import PATIENCE_S
 from tests.triton_requests import Request
 

@@ -18,8 +18,8 @@ from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.sources.supplied import SuppliedSource
 from pipeline.decoding.tree import chain
 from pipeline.engine.submission import StepEvent
-from pipeline.triton_models.engine_answers import EngineCall
 from pipeline.triton_models.engine_calls import engine_call, rows_of
+from pipeline.triton_models.engine_responses import EngineCall
 from pipeline.triton_models.tensors import Array, Tensors
 from pipeline.triton_models.text_codec import TextCodec
 from tests.fakes import VOCAB_SIZE, TableEngine, make_scheduler

@@ -13,7 +13,7 @@ from pipeline.decoding.trie import Trie
 from pipeline.errors import BusyError
 from pipeline.triton_models.bls import Bls
 from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
-from pipeline.triton_models.sequences import TextAnswer
+from pipeline.triton_models.sequences import TextResponse
 from pipeline.triton_models.text_codec import TextCodec
 from tests.fakes import make_request, plain_decode
 from tests.unit.triton_models.fakes import END_ID, TableTarget, letter_codec, small_config, text_tensors
@@ -27,7 +27,7 @@ def make_bls(target: TableTarget | None = None, *overrides: str) -> Bls:
     return Bls(small_config(*overrides), letter_codec(), [target or TableTarget()])
 
 
-async def answers_of(bls: Bls, tensors: dict[str, Any], **keywords: Any) -> list[TextAnswer]:
+async def answers_of(bls: Bls, tensors: dict[str, Any], **keywords: Any) -> list[TextResponse]:
     return [answer async for answer in bls.answer(tensors, **keywords)]
 
 
@@ -35,11 +35,11 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(coroutine)
 
 
-def text_of(answers: list[TextAnswer]) -> str:
+def text_of(answers: list[TextResponse]) -> str:
     return b"".join(answer.tensors["text_output"].reshape(-1)[0] for answer in answers).decode()
 
 
-def statistics_of(answers: list[TextAnswer]) -> dict[str, Any]:
+def statistics_of(answers: list[TextResponse]) -> dict[str, Any]:
     return json.loads(answers[-1].tensors["statistics"].reshape(-1)[0])
 
 
@@ -68,7 +68,7 @@ def test_every_strategy_gives_the_tokens_of_plain_decoding_streaming_or_not(stra
             assert stream or len(answers) == 1
 
 
-def run_in(bls: Bls, tensors: dict[str, Any], **keywords: Any) -> list[TextAnswer]:
+def run_in(bls: Bls, tensors: dict[str, Any], **keywords: Any) -> list[TextResponse]:
     return run(answers_of(bls, tensors, **keywords))
 
 

@@ -13,7 +13,7 @@ from pipeline.decoding.log_probs import log_softmax
 from pipeline.decoding.request import SamplingParams
 from pipeline.engine.backend import backend_of
 from pipeline.errors import RequestError
-from pipeline.triton_models.bls import Bls, TextAnswer
+from pipeline.triton_models.bls import Bls, TextResponse
 from tests.fakes import make_request, table_logits
 from tests.grammars import END, STOP
 from tests.trt_configs import trt_config
@@ -30,7 +30,7 @@ def guided(**more: object) -> dict[str, Any]:
     return token_tensors(PROMPT_IDS, 30, end_id=END, **guide, **more)
 
 
-def concatenated(answers: list[TextAnswer], name: str, axis: int) -> np.ndarray:
+def concatenated(answers: list[TextResponse], name: str, axis: int) -> np.ndarray:
     return np.concatenate([answer.tensors[name] for answer in answers if name in answer.tensors], axis=axis)
 
 

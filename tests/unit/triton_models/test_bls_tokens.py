@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.triton_models.bls import TextAnswer
+from pipeline.triton_models.bls import TextResponse
 from tests.unit.triton_models.fakes import TableTarget, text_tensors
 from tests.unit.triton_models.test_bls import STRATEGIES, expected_ids, letters, make_bls, run_in
 
@@ -21,7 +21,7 @@ def token_tensors(ids: list[int], max_tokens: int, **more: object) -> dict[str, 
     return text_tensors("", max_tokens, input_ids=ids, **more)
 
 
-def ids_of(answers: list[TextAnswer]) -> list[int]:
+def ids_of(answers: list[TextResponse]) -> list[int]:
     return [token for answer in answers for token in answer.tensors["output_ids"].reshape(-1).tolist()]
 
 

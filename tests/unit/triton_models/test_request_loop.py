@@ -13,9 +13,9 @@ import pytest
 
 from pipeline.errors import RequestError
 from pipeline.request_ids import unique_id
+from pipeline.triton_models.python_backend import CallResponses, ResponseSender
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
 from pipeline.triton_models.sibling_stops import SiblingStops, siblings_of
-from pipeline.triton_models.triton import CallResponses, Client
 from tests.patience import PATIENCE_S
 from tests.triton_requests import Request
 
@@ -180,7 +180,7 @@ def test_a_request_that_is_stopped_before_it_began_is_answered(loop):
         loop._cancel(task)
 
     request = Request(kind="endless")
-    incoming = IncomingRequest({}, Client(request), "")
+    incoming = IncomingRequest({}, ResponseSender(request), "")
     asyncio.run_coroutine_threadsafe(begin_and_stop(incoming), loop._loop).result(PATIENCE_S)
 
     assert answer(request) == ({}, True)

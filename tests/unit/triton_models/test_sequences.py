@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import RequestError
-from pipeline.triton_models.sequences import TextAnswer, answer_all
+from pipeline.triton_models.sequences import TextResponse, all_responses
 from pipeline.triton_models.single_response import WORKING_MODELS, forwarded
 from pipeline.triton_models.tensors import Tensors
 from tests.unit.triton_models.fakes import TableTarget
@@ -19,8 +19,8 @@ from tests.unit.triton_models.test_bls import make_bls, run, run_in
 from tests.unit.triton_models.test_bls_tokens import PROMPT_IDS, ids_of, token_tensors
 
 
-async def all_answers(tensors: dict[str, Any], target: TableTarget | None = None) -> list[TextAnswer]:
-    return [answer async for answer in answer_all(make_bls(target).answer, tensors)]
+async def all_answers(tensors: dict[str, Any], target: TableTarget | None = None) -> list[TextResponse]:
+    return [answer async for answer in all_responses(make_bls(target).answer, tensors)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -52,7 +52,7 @@ def test_an_error_of_one_is_raised_and_leaving_early_cancels_all():
 
     async def leave() -> TableTarget:
         target = TableTarget()
-        answers = answer_all(
+        answers = all_responses(
             make_bls(target).answer, token_tensors(PROMPT_IDS, 40, num_return_sequences=2, stream=True, strategy="none")
         )
         await anext(answers)
@@ -68,7 +68,7 @@ def test_an_error_of_one_while_the_client_leaves_stops_the_others_once():
         log: list[str] = []
         has_stopped = asyncio.Event()
 
-        async def answer(tensors: Tensors) -> AsyncGenerator[TextAnswer, None]:
+        async def answer(tensors: Tensors) -> AsyncGenerator[TextResponse, None]:
             if "seed" in tensors:  # the second one
                 raise RequestError("wrong")
             try:
@@ -78,10 +78,10 @@ def test_an_error_of_one_while_the_client_leaves_stops_the_others_once():
                 await has_stopped.wait()
                 log.append("stopped")
                 raise
-            yield TextAnswer({}, last=True)
+            yield TextResponse({}, last=True)
 
         async def read() -> None:
-            async with aclosing(answer_all(answer, token_tensors(PROMPT_IDS, 5, num_return_sequences=2))) as answers:
+            async with aclosing(all_responses(answer, token_tensors(PROMPT_IDS, 5, num_return_sequences=2))) as answers:
                 async for _ in answers:
                     pass
 

@@ -13,8 +13,8 @@ import pytest
 
 from pipeline.errors import BusyError, RequestError
 from pipeline.triton_models.own_server import GrpcAddress
+from pipeline.triton_models.python_backend import CallResponses
 from pipeline.triton_models.stream_calls import StreamingCaller
-from pipeline.triton_models.triton import CallResponses
 from tests.unit.triton_stand_in import Triton, failed, response, serving
 
 IDS = np.asarray([[1, 2]], np.int32)

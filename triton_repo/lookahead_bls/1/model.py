@@ -16,15 +16,15 @@ from pipeline.triton_models.bls import load_bls
 from pipeline.triton_models.drain_lock import DrainLock
 from pipeline.triton_models.handover import handover_dir
 from pipeline.triton_models.metrics import Metrics
+from pipeline.triton_models.python_backend import CallResponses, hide_torch, parameter
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
 from pipeline.triton_models.request_spans import traced
-from pipeline.triton_models.sequences import TextAnswer, answer_all
+from pipeline.triton_models.sequences import TextResponse, all_responses
 from pipeline.triton_models.sibling_stops import siblings_of
 from pipeline.triton_models.single_response import ENGINE_STOP
 from pipeline.triton_models.spans import tracer_of
 from pipeline.triton_models.stream_calls import StreamingCaller
 from pipeline.triton_models.tensors import Tensors
-from pipeline.triton_models.triton import CallResponses, hide_torch, parameter
 
 
 class TritonPythonModel:
@@ -62,12 +62,12 @@ class TritonPythonModel:
     async def _serve(self, incoming: IncomingRequest) -> None:
         client = incoming.client
         with self._drain_lock.admitted():
-            async with aclosing(answer_all(self._answer, incoming.tensors)) as answers:
+            async with aclosing(all_responses(self._answer, incoming.tensors)) as answers:
                 async for answer in answers:
                     if answer.last:
                         self._kept.is_gone(client)  # only to release kept responses; the result does not matter
                     client.answer(answer.tensors, last=answer.last)
         self._learned.save_if_due()
 
-    def _answer(self, tensors: Tensors) -> AsyncGenerator[TextAnswer, None]:
+    def _answer(self, tensors: Tensors) -> AsyncGenerator[TextResponse, None]:
         return self._bls.answer(*traced(self._tracer, tensors, self._metrics.record))

@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 from pipeline.triton_models.model_calls import ModelCaller
+from pipeline.triton_models.python_backend import CallResponses, parameter
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
 from pipeline.triton_models.single_response import WORKING_MODELS, forwarded
-from pipeline.triton_models.triton import CallResponses, parameter
 
 
 class TritonPythonModel:

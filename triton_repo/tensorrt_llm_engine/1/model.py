@@ -25,15 +25,15 @@ from pipeline.engine.pass_watch import CHECK_PERIOD_S, PassWatch
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.engine.traits import Mode
 from pipeline.errors import RequestError, UserError
-from pipeline.triton_models.engine_answers import EngineCall
 from pipeline.triton_models.engine_calls import engine_call, rows_of
-from pipeline.triton_models.learned import LearnedState
+from pipeline.triton_models.engine_responses import EngineCall
+from pipeline.triton_models.learned_state_store import LearnedStateStore
 from pipeline.triton_models.metrics import EngineMetrics
+from pipeline.triton_models.python_backend import ResponseSender, drop_requests, error_response, parameter, tensors_of
 from pipeline.triton_models.request_spans import pass_spans
 from pipeline.triton_models.sequences import num_sequences, sequence_of
 from pipeline.triton_models.spans import tracer_of
 from pipeline.triton_models.tensors import Tensors, flag
-from pipeline.triton_models.triton import Client, drop_requests, error_response, parameter, tensors_of
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _Request:
     is_abandoned: it was stopped, or its client has disconnected."""
 
     request_id: str
-    client: Client
+    client: ResponseSender
     rows: set[str]
     is_abandoned: bool = False
 
@@ -66,7 +66,7 @@ class TritonPythonModel:
         warmup = GenerationRequest("warmup", as_token_ids([0, 1, 2, 3]), max_new_tokens=4)
         self._scheduler.run([Submission(warmup, "auto")])
         folder = Path(parameter(config, "artifact_dir"))
-        self._learned = LearnedState(self._scheduler.drafter, drafting, folder, folders().cache, "engine")
+        self._learned = LearnedStateStore(self._scheduler.drafter, drafting, folder, folders().cache, "engine")
         self._passes = PassWatch(self._scheduler, artifact.resolved.profile.server.gateway.request_timeout_s)
         self._scheduler.start()
         self._keys = itertools.count()
@@ -95,7 +95,7 @@ class TritonPythonModel:
         drop_requests()
 
     def _accept(self, request: Any) -> None:
-        client = Client(request)
+        client = ResponseSender(request)
         key = next(self._keys)
         try:
             tensors, request_id = tensors_of(request), request.request_id()
@@ -142,7 +142,7 @@ class TritonPythonModel:
             if request.request_id == request_id:
                 self._abandon(request)
 
-    def _end(self, key: int, client: Client, error: Exception) -> None:
+    def _end(self, key: int, client: ResponseSender, error: Exception) -> None:
         with self._lock:
             request = self._requests.pop(key, None)
         if request is not None:  # other rows may still run

@@ -10,9 +10,9 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from pipeline.errors import UserError
+from pipeline.triton_models.python_backend import error_response, hide_torch, parameter, response_of, tensors_of
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 from pipeline.triton_models.text_tensors import postprocess, preprocess
-from pipeline.triton_models.triton import error_response, hide_torch, parameter, response_of, tensors_of
 
 # The conversion of each model, and the parameter about special tokens.
 CONVERSIONS = {

@@ -16,8 +16,8 @@ import yaml
 from pipeline.llmapi.llm_arguments import llm_arguments
 from pipeline.llmapi.requests import STOPPED, serve
 from pipeline.llmapi.settings import DraftSettings
+from pipeline.triton_models.python_backend import CallResponses
 from pipeline.triton_models.request_loop import RequestLoop
-from pipeline.triton_models.triton import CallResponses
 
 
 class TritonPythonModel:

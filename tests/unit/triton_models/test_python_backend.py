@@ -14,7 +14,13 @@ import pytest
 
 from pipeline.errors import BusyError, EngineError, RequestError, streamed_error
 from pipeline.gateway.errors import refusal_of
-from pipeline.triton_models.triton import CallResponses, Client, error_response, outputs_of_call, request_error
+from pipeline.triton_models.python_backend import (
+    CallResponses,
+    ResponseSender,
+    error_response,
+    outputs_of_call,
+    request_error,
+)
 
 FINAL = 1
 
@@ -68,8 +74,10 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
 
 
-def client_of(sender: Sender, *outputs: str) -> Client:
-    return Client(SimpleNamespace(get_response_sender=lambda: sender, requested_output_names=lambda: set(outputs)))
+def client_of(sender: Sender, *outputs: str) -> ResponseSender:
+    return ResponseSender(
+        SimpleNamespace(get_response_sender=lambda: sender, requested_output_names=lambda: set(outputs))
+    )
 
 
 def test_responses_go_out_in_order_and_the_last_is_marked():
@@ -151,7 +159,7 @@ def test_a_question_in_another_thread_never_meets_the_last_response():
         client = client_of(Sender())
         faults: list[BaseException] = []
 
-        def ask(client: Client = client, faults: list[BaseException] = faults) -> None:
+        def ask(client: ResponseSender = client, faults: list[BaseException] = faults) -> None:
             try:
                 for _ in range(4):
                     client.is_gone()

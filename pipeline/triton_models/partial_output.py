@@ -1,4 +1,4 @@
-"""Pieces of an output that several calls produce: text, token ids, log probabilities and logits."""
+"""Parts of an output that several calls produce: text, token ids, log probabilities and logits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOGIT_OUTPUTS = (*_AXES, *PROMPT_OUTPUTS)
 
 
 @dataclass(slots=True)
-class LogitPieces:
+class HeldLogits:
     """Log probabilities and logits of tokens that are held back, because they may belong to a stop word. total: sum of
     the log probabilities returned so far."""
 
@@ -51,11 +51,11 @@ def _first(value: Array, count: int, axis: int) -> Array:
     return value.take(range(min(count, value.shape[axis])), axis=axis)
 
 
-def joined(pieces: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Concatenate outputs along their token axis. Of an output without such an axis the last value remains."""
     result: dict[str, Array] = {}
-    for piece in pieces:
-        for name, value in piece.items():
+    for part in parts:
+        for name, value in part.items():
             axis = _AXES.get(name)
             whole = result.get(name)
             if axis is None or whole is None or not whole.size:
@@ -65,7 +65,7 @@ def joined(pieces: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     return result
 
 
-class Piece(NamedTuple):
+class PartialOutput(NamedTuple):
     """Part of an output. text: empty if the request returns tokens only. logits: output tensors with log probabilities
     and logits, if requested."""
 
@@ -73,16 +73,16 @@ class Piece(NamedTuple):
     token_ids: list[int]
     logits: Mapping[str, Array] = MappingProxyType({})
 
-    def joined(self, other: Piece) -> Piece:
-        """Concatenate text and tokens of two pieces, without logits."""
-        return Piece(self.text + other.text, self.token_ids + other.token_ids)
+    def joined(self, other: PartialOutput) -> PartialOutput:
+        """Concatenate text and tokens of two parts, without logits."""
+        return PartialOutput(self.text + other.text, self.token_ids + other.token_ids)
 
 
-def output_of(pieces: Sequence[Piece], tokens_only: bool) -> dict[str, Array]:
-    """Output tensors of concatenated pieces: `output_ids` [1, tokens] or `text_output` [1], and logits."""
-    output = joined([piece.logits for piece in pieces])
+def output_of(parts: Sequence[PartialOutput], tokens_only: bool) -> dict[str, Array]:
+    """Output tensors of concatenated parts: `output_ids` [1, tokens] or `text_output` [1], and logits."""
+    output = joined([part.logits for part in parts])
     if tokens_only:
-        output["output_ids"] = np.asarray([[token for piece in pieces for token in piece.token_ids]], np.int32)
+        output["output_ids"] = np.asarray([[token for part in parts for token in part.token_ids]], np.int32)
     else:
-        output["text_output"] = text_tensor("".join(piece.text for piece in pieces))[0]
+        output["text_output"] = text_tensor("".join(part.text for part in parts))[0]
     return output

@@ -21,7 +21,7 @@ from pipeline.triton_models.own_server import server_process
 _GIVEN_UP = re.compile(r"Stub process '(\w+)_\d+_\d+' is not healthy")
 
 
-def end_server_if_given_up(text: str) -> None:
+def end_server_after_abandoned_call(text: str) -> None:
     """Kill the server of this process if the text of an error reports a dead model although its process runs. Does
     nothing without a guard, which starts the server again."""
     found = _GIVEN_UP.search(text)

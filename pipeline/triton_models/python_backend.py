@@ -21,7 +21,7 @@ from pipeline.errors import (
     meaning_of,
     refused,
 )
-from pipeline.triton_models.given_up import end_server_if_given_up
+from pipeline.triton_models.abandoned_calls import end_server_after_abandoned_call
 from pipeline.triton_models.tensors import Array, Tensors
 
 
@@ -38,7 +38,7 @@ def parameter(config: Mapping[str, Any], name: str, default: str | None = None) 
     return value
 
 
-class Client:
+class ResponseSender:
     """Sends the responses to one request. Thread safe.
 
     Triton frees the request with its last response. A later query about the request would read freed memory and crash
@@ -106,7 +106,7 @@ class CallResponses:
         """Store the responses of a call that has ended."""
         self._kept.append(responses)
 
-    def is_gone(self, client: Client) -> bool:
+    def is_gone(self, client: ResponseSender) -> bool:
         """Return whether a client has left. If that needs a query, drop the responses stored before it."""
         if client.is_settled:
             return client.is_gone()
@@ -170,7 +170,7 @@ def request_error(error: Any) -> Exception:
     """The exception for Triton's error of a call, see `refusal`. Ends the server if Triton has given up the call."""
     import triton_python_backend_utils as pb_utils
 
-    end_server_if_given_up(error.message())
+    end_server_after_abandoned_call(error.message())
     return refusal(error.message(), error.code() == pb_utils.TritonError.UNAVAILABLE)
 
 

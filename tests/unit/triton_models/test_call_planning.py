@@ -11,7 +11,13 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, chain, tree_from_lists
 from pipeline.engine.traits import RuntimeLimits
 from pipeline.triton_models.call_costs import CallCosts
-from pipeline.triton_models.steps import CHUNK_TOKENS, MAX_CHUNK_TOKENS, ChainSteps, main_chain, tree_budget
+from pipeline.triton_models.call_planning import (
+    CHUNK_TOKENS,
+    MAX_CHUNK_TOKENS,
+    ChainCallPlanner,
+    main_chain,
+    tree_budget,
+)
 
 LIMITS = RuntimeLimits(max_seq_len=128, max_num_tokens=80, max_draft_len=6, chunked_context=False)
 
@@ -47,7 +53,7 @@ def test_a_whole_request_never_asks_for_what_the_engine_refuses(
     room = limits.usable_seq_len - prompt
     if room < 1 or prompt > limits.longest_prompt:
         return  # refused before the first call
-    steps = ChainSteps(limits, max_drafts=max_draft_len, costs=None)
+    steps = ChainCallPlanner(limits, max_drafts=max_draft_len, costs=None)
     context, remaining = prompt, min(wanted, room)
     while remaining:
         step = steps.next(chain([1] * drafted), context, remaining)
@@ -67,7 +73,7 @@ def test_a_whole_request_never_asks_for_what_the_engine_refuses(
 
 
 def test_chunks_grow_while_nothing_is_drafted_and_shrink_when_something_is():
-    steps = ChainSteps(LIMITS, max_drafts=6, costs=None)
+    steps = ChainCallPlanner(LIMITS, max_drafts=6, costs=None)
     asked = [steps.next(EMPTY_TREE, 10, 99).num_tokens for _ in range(5)]
 
     assert asked == [CHUNK_TOKENS, 2 * CHUNK_TOKENS, MAX_CHUNK_TOKENS, MAX_CHUNK_TOKENS, MAX_CHUNK_TOKENS]
@@ -77,7 +83,7 @@ def test_chunks_grow_while_nothing_is_drafted_and_shrink_when_something_is():
 
 def test_the_last_token_is_asked_for_without_drafts():
     def step(num_drafted: int, context_len: int, remaining: int) -> tuple[int, int]:
-        steps = ChainSteps(RuntimeLimits(4096, 4096, 10, False), max_drafts=30, costs=None)
+        steps = ChainCallPlanner(RuntimeLimits(4096, 4096, 10, False), max_drafts=30, costs=None)
         found = steps.next(chain([1] * num_drafted), context_len, remaining)
         return len(found.tree), found.num_tokens
 

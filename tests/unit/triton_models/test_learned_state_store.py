@@ -14,8 +14,8 @@ from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE
-from pipeline.triton_models import learned
-from pipeline.triton_models.learned import LearnedState
+from pipeline.triton_models import learned_state_store
+from pipeline.triton_models.learned_state_store import LearnedStateStore
 from tests.logs import Logs
 
 KEEPS = DraftingConfig(keep_learned_minutes=60)
@@ -27,12 +27,12 @@ def _manifest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").touch()
     manifest = SimpleNamespace(fingerprint=SimpleNamespace(checkpoint="sha256:0123"))
     reader = SimpleNamespace(model_validate_json=lambda content: manifest)
-    monkeypatch.setattr(learned, "Manifest", reader)
+    monkeypatch.setattr(learned_state_store, "Manifest", reader)
 
 
-def new_server(tmp_path: Path) -> tuple[Drafter, LearnedState]:
+def new_server(tmp_path: Path) -> tuple[Drafter, LearnedStateStore]:
     drafter = create_drafter([TrieDraftConfig(max_bytes=1 << 20)], LookaheadConfig.of(2, 3, 2), vocab_size=64)
-    return drafter, LearnedState(drafter, KEEPS, tmp_path, tmp_path / "cache", "bls")
+    return drafter, LearnedStateStore(drafter, KEEPS, tmp_path, tmp_path / "cache", "bls")
 
 
 def serve(drafter: Drafter, tokens: list[int]) -> None:

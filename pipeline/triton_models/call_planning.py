@@ -1,9 +1,9 @@
 """Plans the next call to the target: how many nodes of a draft tree to send, and how many tokens or steps to request.
 
-The torch engine verifies a tree, and may go on for a few steps, with drafts of its own sources (`TreeSteps`). An engine
-for external drafts (TensorRT-LLM) verifies one chain per call and then ends the request (`ChainSteps`), so each call
-sends the whole context again. A call without drafts decodes a chunk of tokens. Every size is cut to the engine's limits
-here, because the engine would refuse a longer request or silently drop its drafts.
+The torch engine verifies a tree, and may go on for a few steps, with drafts of its own sources (`TreeCallPlanner`). An
+engine for external drafts (TensorRT-LLM) verifies one chain per call and then ends the request (`ChainCallPlanner`), so
+each call sends the whole context again. A call without drafts decodes a chunk of tokens. Every size is cut to the
+engine's limits here, because the engine would refuse a longer request or silently drop its drafts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LONGEST_PIECE, _WINDOW_PIECE = 64, 16
 _TREE_FACTOR = 4
 
 
-class Step(NamedTuple):
+class PlannedCall(NamedTuple):
     """The next call to the engine. tree: drafts to send; may be empty. num_tokens: its request_output_len. max_steps:
     number of passes after which it ends; None means one pass with drafts, and no limit without."""
 
@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TreeSteps:
+class TreeCallPlanner:
     """Plans the calls of one request to an engine that verifies trees. is_stream: whether the client receives a stream.
     is_watched: whether calls should be short: for a stream, and for stop words, because the target does not search the
     text for them and would decode far beyond one. has_prediction: whether drafts come from a prediction of the client.
@@ -56,7 +56,7 @@ class TreeSteps:
     has_prediction: bool
     costs: CallCosts | None
 
-    def next(self, tree: DraftTree, remaining: int, is_first: bool) -> Step:
+    def next(self, tree: DraftTree, remaining: int, is_first: bool) -> PlannedCall:
         """Plan the next call. remaining: tokens still to generate, at least 1. is_first: whether it is the first."""
         if is_first:
             max_steps = 1  # the client waits for a token
@@ -64,9 +64,9 @@ class TreeSteps:
             max_steps = self.costs.num_steps(tree, self._most_steps())
         else:  # only the BLS model has the client's prediction, so each step verifies a part of it
             max_steps = 1 if len(tree) else _STREAM_STEPS
-        return Step(tree, remaining, max_steps)
+        return PlannedCall(tree, remaining, max_steps)
 
-    def next_without_drafts(self, has_window: bool, remaining: int, is_first: bool) -> Step:
+    def next_without_drafts(self, has_window: bool, remaining: int, is_first: bool) -> PlannedCall:
         """Plan the next call of a strategy without drafts from the BLS model. has_window: whether the engine drafts."""
         if not self.is_watched:
             piece = _LONGEST_PIECE
@@ -74,7 +74,7 @@ class TreeSteps:
             piece = 1  # the client waits for a token
         else:
             piece = _WINDOW_PIECE if has_window else self._most_steps()
-        return Step(EMPTY_TREE, min(piece, remaining))
+        return PlannedCall(EMPTY_TREE, min(piece, remaining))
 
     def _most_steps(self) -> int:
         """Maximum number of steps of a call."""
@@ -85,7 +85,7 @@ class TreeSteps:
 
 
 @dataclass(slots=True)
-class ChainSteps:
+class ChainCallPlanner:
     """Plans the calls of one request to an engine for external drafts. max_drafts: the request's limit of a chain's
     length. costs: model of call times, to send only drafts that save time; None sends all that fit."""
 
@@ -94,13 +94,13 @@ class ChainSteps:
     costs: CallCosts | None
     chunk: int = CHUNK_TOKENS
 
-    def next(self, tree: DraftTree, context_len: int, remaining: int) -> Step:
+    def next(self, tree: DraftTree, context_len: int, remaining: int) -> PlannedCall:
         """Plan the next call. context_len: tokens of prompt and output so far. remaining: tokens still to generate, at
         least 1. A call with drafts ends after one step, with at most one token more than it has drafts."""
         limits, room = self.limits, self.limits.longest_prompt - context_len
         if remaining > room and self.chunk > room:
             # After this call the context would be too long for a prompt, so this call decodes all remaining tokens.
-            return Step(EMPTY_TREE, remaining)
+            return PlannedCall(EMPTY_TREE, remaining)
         chain = main_chain(tree, self.max_drafts)
         if self.costs is not None:
             chain = main_chain(chain, self.costs.best_num_drafts(chain, self.chunk))
@@ -113,10 +113,10 @@ class ChainSteps:
         )
         if num_drafts > 0:
             self.chunk = CHUNK_TOKENS
-            return Step(main_chain(chain, num_drafts), num_drafts + 1)
+            return PlannedCall(main_chain(chain, num_drafts), num_drafts + 1)
         num_tokens = max(1, min(self.chunk, remaining, limits.usable_seq_len - context_len))
         self.chunk = min(2 * self.chunk, MAX_CHUNK_TOKENS)
-        return Step(EMPTY_TREE, num_tokens)
+        return PlannedCall(EMPTY_TREE, num_tokens)
 
 
 def tree_budget(budget: DraftBudget, limits: RuntimeLimits) -> DraftBudget:

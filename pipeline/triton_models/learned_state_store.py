@@ -22,7 +22,7 @@ _FURTHER = "server-"
 logger = logging.getLogger(__name__)
 
 
-class LearnedState:
+class LearnedStateStore:
     """Loads and saves the learned state of one drafter. No other thread may use the drafter meanwhile."""
 
     def __init__(
