@@ -74,9 +74,9 @@ class InProcessBackend(Backend):
     def make_command(
         self, resolved: ResolvedConfig, repository: Path, folders: Folders, run_dir: Path, log: Path | None, note: Note
     ) -> MakeCommand:
-        from pipeline.server.command import single_process
         from pipeline.server.installation import prepare_backends, server_environment, usable_installation
         from pipeline.server.server import BACKENDS
+        from pipeline.server.tritonserver_command import single_process
 
         installation = usable_installation(folders)
         note(f"tritonserver: {installation.executable} ({installation.origin})")
@@ -85,10 +85,10 @@ class InProcessBackend(Backend):
         return single_process(installation, backends, repository, environment, log)
 
     def shown_commands(self, resolved: ResolvedConfig, repository: Path, folders: Folders) -> Sequence[StartCommand]:
-        from pipeline.server.command import SHOWN_ID, shown_listening, single_process
         from pipeline.server.installation import find_installation
         from pipeline.server.run_folders import run_dir
         from pipeline.server.server import BACKENDS
+        from pipeline.server.tritonserver_command import SHOWN_ID, shown_listening, single_process
 
         installation = find_installation()
         backends = None if installation.wheel_dir is None else run_dir(folders) / BACKENDS

@@ -28,11 +28,11 @@ from pipeline.errors import ServerError
 from pipeline.files import write_whole
 from pipeline.gateway.spec import TRITON_KEY_HEADER, GatewayStatus, status_path
 from pipeline.repository.names import FRONT_MODEL
-from pipeline.server.companions import load_state
-from pipeline.server.gateway import deployment_spec, end_gateway_with, read_spec, set_deployment, spec_path
+from pipeline.server.gateway import deployment_spec, end_gateway_with, read_gateway_spec, set_deployment, spec_path
 from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.run_folders import free_dir, locked, serving_dir, set_serving
 from pipeline.server.service import find_service
+from pipeline.server.shared_services import load_state
 from pipeline.server.startup import PreparedServer, fits_beside
 from pipeline.server.state import (
     GATEWAY,
@@ -93,7 +93,7 @@ def obstacle(after: PreparedServer, folder: Path) -> str | None:
     server = after.resolved.profile.server
     if find_service(folder, GATEWAY) is None:
         return "there is no gateway (server.gateway.enabled), which would send requests to the new server"
-    spec = read_spec(folder)
+    spec = read_gateway_spec(folder)
     if (spec.config, spec.api_keys, spec.metrics_host) != (server.gateway, server.api_keys, server.metrics_host):
         return "the gateway has other settings under the new profile (server.gateway, api_keys, side_channel_safe)"
     if not fits_beside(after, max(1, server.replicas)):
@@ -158,7 +158,7 @@ def _redirect_gateway(old: ServerState, fleet: Fleet, after: PreparedServer, bas
     states = [server.state for server in fleet.servers]
     tritons = [state.triton for state in states]
     deployment = deployment_spec(after.resolved, after.repository, tritons, fleet.front_end_port)
-    old_deployment = read_spec(new_dir).deployment
+    old_deployment = read_gateway_spec(new_dir).deployment
     ended_with = load_state(gateway_state_path(new_dir))["ends_with"]
     state = fleet.state.model_copy(update={**old.address, "gateway_id": old.gateway_id})
     try:

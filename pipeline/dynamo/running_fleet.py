@@ -13,7 +13,7 @@ from pipeline.dynamo.services import WORKER
 from pipeline.dynamo.spec import DYNAMO_NAMESPACE, NAMESPACE, RPC_HOST, WorkerSpec
 from pipeline.errors import ServerError
 from pipeline.server.discovery import ETCD_ENDPOINTS, FILE_KV, etcd_urls
-from pipeline.server.guard import GuardSpec, read_spec
+from pipeline.server.guard import GuardSpec, read_guard_spec
 from pipeline.server.log import LOG
 from pipeline.server.service import find_services
 from pipeline.server.startup import PreparedServer
@@ -37,7 +37,7 @@ def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
         return replace(served, resolved=without_openai(resolved))
     folder = service_dir(run_dir, f"{WORKER}-1")
     with of_this_version(folder):
-        worker = read_spec(folder)
+        worker = read_guard_spec(folder)
         spec = WorkerSpec.model_validate_json(worker.command[-1])
     _require_same_fleet(spec, worker)
     settings = {"openai": True, "replicas": running.replicas, "discovery": spec.discovery}

@@ -14,10 +14,10 @@ from pipeline.engine.command import Listening, Ports
 from pipeline.files import write_whole
 from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, TritonSpec, status_path
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, public_models
-from pipeline.server.companions import changing_state
 from pipeline.server.discovery import listed_s
 from pipeline.server.ports import LOOPBACK, OpenAIPorts
 from pipeline.server.service import Service
+from pipeline.server.shared_services import locked_state
 from pipeline.server.state import GATEWAY, ServerState, gateway_state_path, of_this_version, reachable, service_dir
 from pipeline.server.watch import answers
 
@@ -93,11 +93,11 @@ def deployment_spec(
 def set_replicas(run_dir: Path, replicas: Sequence[ServerState]) -> None:
     """Put all Triton servers of a fleet behind its running gateway, which then ends with the last one."""
     tritons = tuple(replica.triton for replica in replicas)
-    set_deployment(run_dir, read_spec(run_dir).deployment.model_copy(update={"tritons": tritons}))
+    set_deployment(run_dir, read_gateway_spec(run_dir).deployment.model_copy(update={"tritons": tritons}))
     end_gateway_with(run_dir, [replica.server_id for replica in replicas])
 
 
-def read_spec(run_dir: Path) -> GatewaySpec:
+def read_gateway_spec(run_dir: Path) -> GatewaySpec:
     """Spec of the gateway of a run folder. Raises ServerError if another version of this program wrote it."""
     with of_this_version(path := spec_path(run_dir)):
         return GatewaySpec.model_validate_json(path.read_bytes())
@@ -105,13 +105,13 @@ def read_spec(run_dir: Path) -> GatewaySpec:
 
 def set_deployment(run_dir: Path, deployment: DeploymentSpec) -> None:
     """Put other servers behind the running gateway, which polls its spec."""
-    spec = read_spec(run_dir).model_copy(update={"deployment": deployment})
+    spec = read_gateway_spec(run_dir).model_copy(update={"deployment": deployment})
     write_whole(spec_path(run_dir), spec.model_dump_json(), private=True)
 
 
 def end_gateway_with(run_dir: Path, server_ids: Sequence[str]) -> None:
     """Let the running gateway end with the last of these servers."""
-    with changing_state(gateway_state_path(run_dir)) as state:
+    with locked_state(gateway_state_path(run_dir)) as state:
         state["ends_with"] = list(server_ids)
 
 

@@ -24,11 +24,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from pipeline.server.companions import changing_state, end_companion, kill_marked, load_state
 from pipeline.server.leftovers import remove_leftovers, run_clean_up
 from pipeline.server.log import LOG, VERBOSE_LOG, limit_size, write_end, write_restart
 from pipeline.server.processes import make_private, remove_environments, remove_shm, start_time
 from pipeline.server.restart_limit import RestartLimit
+from pipeline.server.shared_services import end_shared_service, kill_processes_of, load_state, locked_state
 from pipeline.server.watch import HangWatch, ModelWatch, ServiceWatch, any_answers
 
 _CODE = Path(__file__).resolve().parents[2]
@@ -53,12 +53,12 @@ class GuardSpec(NamedTuple):
     shared memory. clean_up: command that removes a container. links: symbolic links, created before the start and
     removed with the shared memory. owner: pid and start time of a process; the server ends with it. url: of Triton's
     HTTP interface; empty for other processes. hang_seconds: limit of inactivity until the server is ready.
-    max_restarts: limit of restarts within restart_window_s. companions: state files of services that end with the last
-    of the servers in their `ends_with`. leftovers_path: file in which the server lists what to remove at its end, see
-    `remove_leftovers`. watched_url, watched_needs: see `ServiceWatch`, once READY_FILE exists. waits_for: URLs, one of
-    which must answer before a restart. watch_seconds: interval of the checks. degraded_seconds: time limit of a server
-    that lost a model's process to end by itself. loading_seconds: time limit for ending a server that still loads its
-    models; Triton itself would end only after loading."""
+    max_restarts: limit of restarts within restart_window_s. shared_services: state files of services that end with the
+    last of the servers in their `ends_with`. leftovers_path: file in which the server lists what to remove at its end,
+    see `remove_leftovers`. watched_url, watched_needs: see `ServiceWatch`, once READY_FILE exists. waits_for: URLs, one
+    of which must answer before a restart. watch_seconds: interval of the checks. degraded_seconds: time limit of a
+    server that lost a model's process to end by itself. loading_seconds: time limit for ending a server that still
+    loads its models; Triton itself would end only after loading."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -72,7 +72,7 @@ class GuardSpec(NamedTuple):
     hang_seconds: float = HANG_SECONDS
     max_restarts: int = MAX_RESTARTS
     restart_window_s: float = _RESTART_WINDOW_S
-    companions: Sequence[str] = ()
+    shared_services: Sequence[str] = ()
     leftovers_path: str = ""
     watched_url: str = ""
     watched_needs: Sequence[Sequence[str]] = ()
@@ -102,7 +102,7 @@ def start_guard(spec: GuardSpec) -> subprocess.Popen[bytes]:
     )
 
 
-def read_spec(folder: Path) -> GuardSpec:
+def read_guard_spec(folder: Path) -> GuardSpec:
     """The spec of the guard that was started last in a folder."""
     return GuardSpec(**json.loads((folder / _SPEC).read_text(encoding="utf-8")))
 
@@ -134,7 +134,7 @@ def owner() -> tuple[int, int] | None:
 
 def main() -> int:
     """Run the server of the spec file, with restarts. Returns its last exit code."""
-    spec = read_spec(Path(sys.argv[1]).parent)
+    spec = read_guard_spec(Path(sys.argv[1]).parent)
     log = Path(spec.folder, LOG)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -171,8 +171,8 @@ def main() -> int:
                 return 0
     finally:
         _kill_rest(spec, None)
-        for companion in spec.companions:
-            end_companion(Path(companion), spec.server_id)
+        for service in spec.shared_services:
+            end_shared_service(Path(service), spec.server_id)
         if load_state(spec.state_path).get("server_id") in (None, spec.server_id):
             spec.state_path.unlink(missing_ok=True)
         write_end(log, end.wanted, end.reason or _how(code))
@@ -180,7 +180,7 @@ def main() -> int:
 
 def record_restart(state_path: Path, number: int, reason: str) -> None:
     """Record a restart in the state file, if the server has written one and the disk is not full."""
-    with suppress(OSError), changing_state(state_path) as state:
+    with suppress(OSError), locked_state(state_path) as state:
         if state:
             state |= {"restarts": number, "restart_reason": reason}
 
@@ -204,7 +204,7 @@ def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
     if server is not None:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
-    kill_marked(spec.server_id)
+    kill_processes_of(spec.server_id)
     remove_leftovers(Path(spec.leftovers_path))
     run_clean_up(spec.clean_up)
     remove_shm(spec.server_id)

@@ -203,7 +203,7 @@ def _begin(
         owner=owner(),
         url="" if command.clean_up else f"http://{triton.http}",  # not all processes in a container are visible
         max_restarts=server.max_restarts,
-        companions=[str(gateway_state_path(fleet_dir))],
+        shared_services=[str(gateway_state_path(fleet_dir))],
     )
     try:
         guard = start_guard(spec)

@@ -15,11 +15,11 @@ from pydantic import Field, ValidationError
 from pipeline.config.schema import Frozen
 from pipeline.errors import ServerError
 from pipeline.gateway.spec import TritonSpec
-from pipeline.server.companions import kill_marked, load_state
 from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS
 from pipeline.server.leftovers import run_clean_up
 from pipeline.server.ports import LOOPBACK
 from pipeline.server.processes import MARK, marked_processes, remove_shm
+from pipeline.server.shared_services import kill_processes_of, load_state
 from pipeline.server.watch import answers
 
 State = TypeVar("State", bound=Frozen)
@@ -237,7 +237,7 @@ def end_leftovers(server_id: str, state_path: Path, clean_up: Sequence[str] = ()
 
     clean_up: command that removes a container, if there is one.
     """
-    kill_marked(server_id)
+    kill_processes_of(server_id)
     run_clean_up(clean_up)
     remove_shm(server_id)
     if load_state(state_path).get("server_id") == server_id:

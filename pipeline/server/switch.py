@@ -21,7 +21,7 @@ from pipeline.engine.artifact import artifact_dir, load_artifact
 from pipeline.engine.backend import Note, backend_of
 from pipeline.errors import ServerError
 from pipeline.repository.render import check_repository
-from pipeline.server.gateway import read_spec
+from pipeline.server.gateway import read_gateway_spec
 from pipeline.server.service import find_service
 from pipeline.server.startup import PreparedServer
 from pipeline.server.state import GATEWAY, find_server, require_server
@@ -41,7 +41,9 @@ def running_served(folders: Folders, folder: Path) -> PreparedServer:
     if find_service(folder, GATEWAY) is None:
         return served
     # A later command for the same profile, such as a bench, leaves its own settings beside the engine.
-    return replace(served, resolved=served.resolved.with_settings("server", api_keys=read_spec(folder).api_keys))
+    return replace(
+        served, resolved=served.resolved.with_settings("server", api_keys=read_gateway_spec(folder).api_keys)
+    )
 
 
 def resolve_other(

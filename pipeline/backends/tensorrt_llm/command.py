@@ -27,7 +27,6 @@ from pipeline.engine.backend import Note
 from pipeline.engine.command import Listening, MakeCommand, StartCommand
 from pipeline.errors import ServerError
 from pipeline.files import is_url
-from pipeline.server.command import SHOWN_ID, is_plain, plain_names, restricting_words, shown_listening
 from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.installation import (
     CONTAINER_SERVER,
@@ -38,6 +37,7 @@ from pipeline.server.installation import (
     server_environment,
 )
 from pipeline.server.processes import MARK
+from pipeline.server.tritonserver_command import SHOWN_ID, is_plain, plain_names, restricting_words, shown_listening
 from pipeline.triton_models.handover import HANDOVER, VARIABLE
 from pipeline.triton_models.spans import trace_variables
 

@@ -15,10 +15,10 @@ import pytest
 
 from pipeline.server import guard, processes
 from pipeline.server import watch as module
-from pipeline.server.companions import kill_marked
 from pipeline.server.guard import READY_FILE, GuardSpec
 from pipeline.server.leftovers import remove_leftovers
 from pipeline.server.processes import MARK, is_crashing, is_suspended, marked_processes, model_processes
+from pipeline.server.shared_services import kill_processes_of
 from pipeline.server.watch import HangWatch, ModelWatch, ServiceWatch
 from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
@@ -100,7 +100,7 @@ def test_a_forked_child_is_no_model_if_its_parent_was_seen_before_it_ran_the_mod
 def test_killed_processes_have_ended_and_do_not_count_for_the_next_server(start_model):
     killed = [start_model(f"model_{number}", "sleep 600 &\nread line") for number in range(4)]
 
-    kill_marked(SERVER)
+    kill_processes_of(SERVER)
 
     assert marked_processes(SERVER) == []
     assert model_processes(SERVER) == {}

@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from pipeline.engine.command import Listening, StartCommand
-from pipeline.server.command import listening_words
 from pipeline.server.guard import OWNER, STOP_SECONDS
 from pipeline.server.processes import model_processes, shm_files
 from pipeline.server.server import stop_server
 from pipeline.server.state import STATE, find_server, is_ready
+from pipeline.server.tritonserver_command import listening_words
 from pipeline.triton_models.handover import HANDOVER, RUNNING
 from tests.processes import running
 from tests.servers import left_over, processes_of, wait_for, wait_for_guard

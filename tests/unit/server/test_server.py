@@ -14,13 +14,13 @@ import pytest
 
 from pipeline.config.schema import GatewayConfig
 from pipeline.errors import ServerError
-from pipeline.server.command import is_plain
 from pipeline.server.log import crash_log
 from pipeline.server.metrics import read_metrics
 from pipeline.server.processes import shm_files
 from pipeline.server.server import stop_server
 from pipeline.server.service import Service, find_services
 from pipeline.server.state import STATE, find_server, is_ready
+from pipeline.server.tritonserver_command import is_plain
 from tests.servers import left_over, processes_of, wait_for
 from tests.unit.server.fake_server import FREE, assert_gone, assert_killed, in_killed_process, slow_end, start, write
 

@@ -9,7 +9,7 @@ import pytest
 from pipeline.backends.tensorrt_llm.command import launch_words
 from pipeline.engine.command import Listening, Ports
 from pipeline.errors import ServerError
-from pipeline.server.command import listening_words
+from pipeline.server.tritonserver_command import listening_words
 from pipeline.triton_models.own_server import GrpcAddress, address_of, own_address
 from tests.trt_configs import trt_context
 

@@ -18,12 +18,12 @@ from pipeline.backends.tensorrt_llm.command import find_site
 from pipeline.config.folders import folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ServerError
-from pipeline.server.command import SHOWN_ID
 from pipeline.server.installation import VARIABLE
 from pipeline.server.processes import MARK, marked_processes, shm_files
 from pipeline.server.server import RunningServer
 from pipeline.server.startup import PreparedServer, launch, start_commands
 from pipeline.server.state import find_server
+from pipeline.server.tritonserver_command import SHOWN_ID
 from tests.servers import BARE, FREE_PORTS, wait_for
 from tests.trt_configs import trt_config
 from tests.unit.server.fake_machine import fake_machine

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from pipeline.server import state as server_state
-from pipeline.server.companions import changing_state, end_companion, load_state
 from pipeline.server.processes import MARK
+from pipeline.server.shared_services import end_shared_service, load_state, locked_state
 from pipeline.server.state import STATE, ServerState, find_server, gateway_state_path, has_gateway, replica_dir
 from tests import server_states
 from tests.patience import PATIENCE_S
@@ -45,12 +45,12 @@ def state_path(tmp_path: Path) -> Path:
 
 
 def test_a_gateway_ends_with_the_last_of_its_servers(marked, state_path):
-    end_companion(state_path, "la-other")
-    end_companion(state_path, ONE)
+    end_shared_service(state_path, "la-other")
+    end_shared_service(state_path, ONE)
     assert load_state(state_path)["ends_with"] == [TWO]
     assert processes_of(GATEWAY)
 
-    end_companion(state_path, TWO)
+    end_shared_service(state_path, TWO)
     assert marked[GATEWAY].wait(PATIENCE_S) == -9
 
 
@@ -58,13 +58,13 @@ def test_a_killed_server_does_not_keep_the_gateway(marked, state_path):
     marked[ONE].kill()
     marked[ONE].wait()
 
-    end_companion(state_path, TWO)
+    end_shared_service(state_path, TWO)
     assert marked[GATEWAY].wait(PATIENCE_S) == -9
 
 
 def test_servers_that_end_at_the_same_moment_leave_no_gateway(marked, state_path):
     """Each still sees the processes of the other one."""
-    ends = [threading.Thread(target=end_companion, args=(state_path, name)) for name in (ONE, TWO)]
+    ends = [threading.Thread(target=end_shared_service, args=(state_path, name)) for name in (ONE, TWO)]
     for end in ends:
         end.start()
     for end in ends:
@@ -74,10 +74,10 @@ def test_servers_that_end_at_the_same_moment_leave_no_gateway(marked, state_path
 
 
 def test_a_missing_or_damaged_state_file_changes_nothing(tmp_path, state_path):
-    end_companion(tmp_path / "none" / "service.json", ONE)
+    end_shared_service(tmp_path / "none" / "service.json", ONE)
     state_path.write_text("[1]")
-    end_companion(state_path, ONE)
-    with changing_state(state_path) as state:
+    end_shared_service(state_path, ONE)
+    with locked_state(state_path) as state:
         assert state == {}
     assert state_path.read_text() == "[1]"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.server.command import plain_names
+from pipeline.server.tritonserver_command import plain_names
 
 
 def test_plain_paths_keep_their_names():

@@ -21,7 +21,7 @@ _KILL_SECONDS = 10.0
 
 
 @contextmanager
-def changing_state(path: Path) -> Iterator[dict[str, Any]]:
+def locked_state(path: Path) -> Iterator[dict[str, Any]]:
     """The content of a state file, locked against other processes that change it, and written at the end if it has
     changed. Empty, without effect, if the file is missing or damaged. Raises OSError if it cannot be written, or has no
     folder."""
@@ -46,17 +46,17 @@ def load_state(path: Path) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def end_companion(path: Path, server_id: str) -> None:
+def end_shared_service(path: Path, server_id: str) -> None:
     """End a service if it names the server in `ends_with`, and no other server that runs. path: its state file."""
-    with suppress(OSError), changing_state(path) as state:
+    with suppress(OSError), locked_state(path) as state:
         if server_id in state.get("ends_with", ()):
             others = [each for each in state["ends_with"] if each != server_id and marked_processes(each)]
             state["ends_with"] = others
             if not others:
-                kill_marked(state["server_id"])
+                kill_processes_of(state["server_id"])
 
 
-def kill_marked(server_id: str) -> None:
+def kill_processes_of(server_id: str) -> None:
     """Kill all processes of a server, except this one, and wait until they have ended. Until then they would count as
     processes of the next server with this id."""
     until = time.monotonic() + _KILL_SECONDS
