@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 
 from pipeline.cli.app import PANELS, build_app
 from pipeline.config.schema import ModelConfig, ProfileConfig
-from pipeline.repository import extensions
+from pipeline.repository import extra_tensors
 from pipeline.repository.contract import Tensor, model_contract
 from pipeline.triton_models import metrics
 
@@ -201,8 +201,8 @@ def tensors_page() -> str:
         "",
     ]
     ours = {
-        "lookahead_bls": (extensions.LOOKAHEAD_BLS_INPUTS, extensions.LOOKAHEAD_BLS_OUTPUTS),
-        "tensorrt_llm": (extensions.TENSORRT_LLM_INPUTS, extensions.TENSORRT_LLM_OUTPUTS),
+        "lookahead_bls": (extra_tensors.LOOKAHEAD_BLS_INPUTS, extra_tensors.LOOKAHEAD_BLS_OUTPUTS),
+        "tensorrt_llm": (extra_tensors.TENSORRT_LLM_INPUTS, extra_tensors.TENSORRT_LLM_OUTPUTS),
     }
     for model, (inputs, outputs) in ours.items():
         known = meanings(model)
@@ -230,8 +230,8 @@ def metrics_page() -> str:
 
 
 def meanings(model: str) -> dict[str, str]:
-    """The comments above our tensors of a model in the source of `extensions`, by the name of the tensor."""
-    text = inspect.getsource(extensions)
+    """The comments above our tensors of a model in the source of `extra_tensors`, by the name of the tensor."""
+    text = inspect.getsource(extra_tensors)
     found = re.findall(rf"^(?:_LOG_PROB|{model.upper()})_\w+ = \(\n(.*?)^\)", text, re.MULTILINE | re.DOTALL)
     pairs = re.findall(r'((?: {4}#.*\n)+) {4}(?:_input|Tensor)\("(\w+)"', "".join(found))
     return {name: re.sub(r"\s*# ", " ", comment).strip() for comment, name in pairs}

@@ -17,7 +17,7 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
 from pipeline.errors import RepositoryError
 from pipeline.repository.contract import Tensor, model_contract
-from pipeline.repository.extensions import (
+from pipeline.repository.extra_tensors import (
     LOOKAHEAD_BLS_INPUTS,
     LOOKAHEAD_BLS_OUTPUTS,
     TENSORRT_LLM_INPUTS,
@@ -30,8 +30,8 @@ def python_target(
     resolved: ResolvedConfig, artifact: Artifact, extended: bool = True, strict_mode: str | None = None
 ) -> pb.ModelConfig:
     """Config of a model with an engine in Python and the tensors of `tensorrt_llm`. One process serves all requests.
-    extended: with the tensors of `extensions`. strict_mode: speculative mode of the emulated TensorRT-LLM engine; None
-    without emulation."""
+    extended: with the tensors of `extra_tensors`. strict_mode: speculative mode of the emulated TensorRT-LLM engine;
+    None without emulation."""
     contract = model_contract("tensorrt_llm")
     inputs = contract.inputs + TENSORRT_LLM_INPUTS if extended else contract.inputs
     outputs = contract.outputs + TENSORRT_LLM_OUTPUTS if extended else contract.outputs

@@ -25,7 +25,7 @@ from pipeline.engine.admission import require_tokens
 from pipeline.engine.submission import Submission
 from pipeline.engine.traits import REQUIRED_OUTPUTS, Mode, RuntimeLimits
 from pipeline.errors import RepositoryError, RequestError
-from pipeline.repository.extensions import TENSORRT_LLM_INPUTS
+from pipeline.repository.extra_tensors import TENSORRT_LLM_INPUTS
 from pipeline.triton_models.engine_calls import call_of, generation_request, lookahead_config, refuse_unsupported
 from pipeline.triton_models.engine_responses import EngineCall
 from pipeline.triton_models.guide_tensors import GUIDE_TYPE

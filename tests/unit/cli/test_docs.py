@@ -20,7 +20,7 @@ from pipeline.config.folders import folders
 from pipeline.config.loading import names_in
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ProfileConfig
-from pipeline.repository.extensions import LOOKAHEAD_BLS_INPUTS
+from pipeline.repository.extra_tensors import LOOKAHEAD_BLS_INPUTS
 from tests.command_line import exit_code
 from tests.patience import PATIENCE_S
 
@@ -163,7 +163,7 @@ def test_the_pages_have_commands() -> None:
 
 
 def test_each_tensor_beyond_tensorrt_llms_has_a_comment_that_the_documentation_shows() -> None:
-    lines = (HOME / "pipeline/repository/extensions.py").read_text(encoding="utf-8").splitlines()
+    lines = (HOME / "pipeline/repository/extra_tensors.py").read_text(encoding="utf-8").splitlines()
     tensors = [(above, line) for above, line in pairwise(lines) if line.startswith(('    _input("', '    Tensor("'))]
     assert len(tensors) > 30
     assert [line for above, line in tensors if not above.startswith("    # ")] == []

@@ -21,7 +21,7 @@ from pipeline.engine.backend import backend_of
 from pipeline.errors import RepositoryError
 from pipeline.repository import model_config
 from pipeline.repository.contract import Tensor, model_contract
-from pipeline.repository.extensions import (
+from pipeline.repository.extra_tensors import (
     LOOKAHEAD_BLS_INPUTS,
     LOOKAHEAD_BLS_OUTPUTS,
     TENSORRT_LLM_INPUTS,
