@@ -16,9 +16,9 @@ from pipeline.engine.contract import EngineLimits
 from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.attention import MaskedSegment, SlotAttention, SlotCache, segment_mask, use_attention
 from pipeline.engine.torch.fusion import fuse_layers
-from pipeline.engine.torch.largest import TorchLogits, summary_of
 from pipeline.engine.torch.linear_layers import pack_linears
 from pipeline.engine.torch.slots import Segment, SlotEngine
+from pipeline.engine.torch.top_k import TorchLogits, summary_of
 
 # (up to, step): passes are padded to a multiple of the step, because oneDNN creates and keeps a kernel (half a
 # millisecond, half a megabyte) for each number of rows and each shape of weights.

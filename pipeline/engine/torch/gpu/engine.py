@@ -22,11 +22,11 @@ from pipeline.engine.torch.gpu.cache import GpuCache
 from pipeline.engine.torch.gpu.forward import decoder_of, forward
 from pipeline.engine.torch.gpu.graph import PassGraph
 from pipeline.engine.torch.gpu.pass_table import table_of
-from pipeline.engine.torch.largest import TorchLogits, summary_of
 from pipeline.engine.torch.lean.layout import rotary
 from pipeline.engine.torch.lean.plan import LeanPlan, plan_of
 from pipeline.engine.torch.lean.tables import rotation_table
 from pipeline.engine.torch.slots import Segment, SlotEngine
+from pipeline.engine.torch.top_k import TorchLogits, summary_of
 
 # Numbers of rows of recorded passes: trees with a token or more of each sequence, then parts of prompts. With weights
 # of 16 bits, 64 rows take about as long as one.

@@ -87,7 +87,7 @@ def forward(
     parts: int,
 ) -> torch.Tensor:
     """[wanted, vocab] logits. Writes keys and values of all rows to the cache. rows, wanted, tiles: the table of the
-    pass (`pass_table.PassTable`) on the device. tile_rows, parts: see `attend`."""
+    pass (`pass_table.GpuPassTable`) on the device. tile_rows, parts: see `attend`."""
     x = functional.embedding(rows[:, TOKEN], decoder.embedding).float()
     delta = None
     for number, layer in enumerate(decoder.layers):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pipeline.engine.torch.gpu.pass_table import NUM_FIELDS, NUM_TILE_FIELDS, SLOT, PassTable
+from pipeline.engine.torch.gpu.pass_table import NUM_FIELDS, NUM_TILE_FIELDS, SLOT, GpuPassTable
 
 # Memory that recordings share: a result of `torch.cuda.graph_pool_handle`.
 Pool = Any
@@ -31,7 +31,7 @@ class PassGraph:
         self.num_rows, self.num_wanted = num_rows, num_wanted
         shapes = ((num_rows, NUM_FIELDS), (num_wanted,), (num_tiles, NUM_TILE_FIELDS))
         self._staged = torch.zeros(sum(map(prod, shapes)), dtype=torch.int32, pin_memory=pool is not None)
-        self._table = PassTable(*(part.numpy() for part in _split(self._staged, shapes)))
+        self._table = GpuPassTable(*(part.numpy() for part in _split(self._staged, shapes)))
         self._table.rows[:, SLOT] = -1
         self._given = self._staged.to(device, copy=True)
         self._inputs = _split(self._given, shapes)
@@ -40,7 +40,7 @@ class PassGraph:
         if pool is not None:
             self._record(pool)
 
-    def run(self, table: PassTable) -> tuple[torch.Tensor, ...]:
+    def run(self, table: GpuPassTable) -> tuple[torch.Tensor, ...]:
         """Start the pass over a table."""
         staged = self._table
         if self._graph is not None:

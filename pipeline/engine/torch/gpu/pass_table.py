@@ -26,7 +26,7 @@ TILE_BEGIN, TILE_ROWS, TILE_SEGMENT, TILE_CACHED, NUM_TILE_FIELDS = range(5)
 
 
 @dataclass(frozen=True, slots=True)
-class PassTable:
+class GpuPassTable:
     """rows: [rows, NUM_FIELDS]. wanted: rows whose logits are computed. tiles: [tiles, NUM_TILE_FIELDS]."""
 
     rows: IntArray
@@ -34,7 +34,7 @@ class PassTable:
     tiles: IntArray
 
 
-def table_of(segments: Sequence[Segment], wanted: IntArray, rows_per_tile: int) -> PassTable:
+def table_of(segments: Sequence[Segment], wanted: IntArray, rows_per_tile: int) -> GpuPassTable:
     """The table of a pass over segments, without padding."""
     rows, tiles = [], []
     for each in segments:
@@ -49,7 +49,7 @@ def table_of(segments: Sequence[Segment], wanted: IntArray, rows_per_tile: int) 
             tiles.append((each.start + begin, size, each.start, each.cached))
             own[begin : begin + size, SEEN] = each.cached + begin + size  # rows come after those that they attend to
         rows.append(own)
-    return PassTable(np.concatenate(rows), wanted.astype(np.int32), np.asarray(tiles, np.int32))
+    return GpuPassTable(np.concatenate(rows), wanted.astype(np.int32), np.asarray(tiles, np.int32))
 
 
 def _intervals(segment: Segment) -> tuple[IntArray, IntArray]:

@@ -28,6 +28,7 @@ from numba import carray
 
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.compilation import kernel
+from pipeline.engine.torch.lean.int16_rows import quantize_attention_weights, quantize_int16
 from pipeline.engine.torch.lean.rows import (
     EXP_BITS,
     exp_row,
@@ -37,7 +38,6 @@ from pipeline.engine.torch.lean.rows import (
     scale_weights,
     store_float,
 )
-from pipeline.engine.torch.lean.shorts import shorten, shorten_weights
 from pipeline.engine.torch.lean.tables import Floats, Longs
 from pipeline.engine.torch.lean.thread_team import PHASE_BYTES, work_units
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile, int16_tile
@@ -122,7 +122,7 @@ def _attend_task(
             target = left + number * width
             _scale(source + 4 * dim * query, scale, target, dim)
             if is_short:
-                store_float(scales + 4 * number, shorten(target, dim, integers, target))
+                store_float(scales + 4 * number, quantize_int16(target, dim, integers, target))
     # The rows attend only to places begin .. end - 1; begin is a multiple of 16.
     end = cached + last
     begin = 0
@@ -157,7 +157,7 @@ def _attend_task(
         for query in range(count):
             highest[query] = scale_weights(weights + query * line_bytes, value_scales, num_blocks)
         for query in range(count):
-            factors[query] *= shorten_weights(weights + query * line_bytes, highest[query], num_blocks)
+            factors[query] *= quantize_attention_weights(weights + query * line_bytes, highest[query], num_blocks)
     steps = (seen + per_step - 1) // per_step
     _product(is_short, weights, line_bytes, ones, count, value, value_bytes, ones, steps, blocks, out, width, zeros)
     for row in range(first, last):

@@ -13,9 +13,9 @@ from numba import carray
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.attention import address_of
 from pipeline.engine.torch.lean.compilation import kernel
+from pipeline.engine.torch.lean.int16_rows import quantize_int16
 from pipeline.engine.torch.lean.phases import norm
-from pipeline.engine.torch.lean.rows import float_pointer, prefetch_to_write, short_pointer, store_float
-from pipeline.engine.torch.lean.shorts import shorten
+from pipeline.engine.torch.lean.rows import float_pointer, int16_pointer, prefetch_to_write, store_float
 from pipeline.engine.torch.lean.tables import Floats, Longs
 from pipeline.engine.torch.lean.thread_team import PHASE_BYTES, work_units
 from pipeline.engine.torch.lean.vectors import LANES
@@ -87,7 +87,7 @@ def write_key(cache: Longs, layer: int, slot: int, head: int, place: int, source
     target = address_of(table, layer, slot, head) + place // LANES * table[tables.CACHE_BLOCK] + place % LANES * 4
     row, count = source, dim
     if table[tables.CACHE_ENTRY] == 2:
-        scale = shorten(source, dim, table[tables.CACHE_RANGE], spare)
+        scale = quantize_int16(source, dim, table[tables.CACHE_RANGE], spare)
         store_float(address_of(cache[tables.KEY_SCALES], layer, slot, head) + 4 * place, scale)
         row, count = spare, dim // 2  # pairs of integers, as floats
     entries = carray(float_pointer(row), count)
@@ -106,12 +106,12 @@ def write_value(cache: Longs, layer: int, slot: int, head: int, place: int, sour
             target = value + index // LANES * block_bytes + 4 * (place * LANES + index % LANES)
             store_float(target, entries[index])
         return
-    scale = shorten(source, dim, table[tables.CACHE_RANGE], spare)
+    scale = quantize_int16(source, dim, table[tables.CACHE_RANGE], spare)
     store_float(address_of(cache[tables.VALUE_SCALES], layer, slot, head) + 4 * place, scale)
     for first in range(0, dim, LANES):
         pairs = value + first // LANES * block_bytes + 4 * LANES * (place // 2)
         count = min(LANES, dim - first)
-        integers, targets = carray(short_pointer(spare + 2 * first), count), carray(short_pointer(pairs), 2 * count)
+        integers, targets = carray(int16_pointer(spare + 2 * first), count), carray(int16_pointer(pairs), 2 * count)
         for index in range(count):
             targets[2 * index + place % 2] = integers[index]
 

@@ -8,7 +8,7 @@ from numba import carray
 from pipeline.decoding.tree import IntArray
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.rows import float_pointer, int_pointer
+from pipeline.engine.torch.lean.rows import float_pointer, int32_pointer
 from pipeline.engine.torch.lean.tables import Longs
 from pipeline.engine.torch.lean.thread_team import PHASE_BYTES, work_units
 from pipeline.engine.torch.lean.vectors import LANES
@@ -34,8 +34,8 @@ def embed_rows(thread: int, sizes: Longs, embedding: Longs, token_ids: IntArray,
 @kernel
 def _unpack(kind: int, source: int, stride: int, target: int, width: int, scale: np.float32) -> None:
     """Write `width` entries as float32. stride: from one step of 4 bytes to the next, in steps."""
-    bits, floats = carray(int_pointer(target), width), carray(float_pointer(target), width)
-    steps = carray(int_pointer(source), width * stride)
+    bits, floats = carray(int32_pointer(target), width), carray(float_pointer(target), width)
+    steps = carray(int32_pointer(source), width * stride)
     if kind == tables.FLOAT32:
         for index in range(width):
             bits[index] = steps[index * stride]

@@ -15,7 +15,7 @@ from pipeline.engine.torch.lean.attention_tasks import num_ones, scratch_memory
 from pipeline.engine.torch.lean.forward import num_counters, run_pass
 from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.node_logits import LeanLogits
-from pipeline.engine.torch.lean.pass_table import PassTable, table_of
+from pipeline.engine.torch.lean.pass_table import LeanPassTable, table_of
 from pipeline.engine.torch.lean.plan import Kind, LeanPlan
 from pipeline.engine.torch.lean.tables import Array, Longs, aligned
 from pipeline.engine.torch.lean.thread_team import COUNTER_BYTES, ThreadTeam
@@ -76,9 +76,9 @@ class LeanEngine(SlotEngine):
     def multiply(self, num_rows: int) -> None:
         """Compute only the matrices of a pass over `num_rows` rows and all their logits, for measurements."""
         none = np.zeros((0, tables.NUM_ROW_FIELDS), np.int64)
-        self._run(PassTable(np.zeros(num_rows, np.int32), none, none), np.arange(num_rows), 0, matrices_only=True)
+        self._run(LeanPassTable(np.zeros(num_rows, np.int32), none, none), np.arange(num_rows), 0, matrices_only=True)
 
-    def _run(self, table: PassTable, wanted: Longs, num_top: int, matrices_only: bool = False) -> LeanLogits:
+    def _run(self, table: LeanPassTable, wanted: Longs, num_top: int, matrices_only: bool = False) -> LeanLogits:
         """Run one pass. wanted: rows whose logits are computed. num_top: most probable entries per row to find."""
         num_rows = len(table.token_ids)
         if num_rows > self._num_kept:

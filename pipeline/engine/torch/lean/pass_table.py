@@ -16,7 +16,7 @@ from pipeline.engine.torch.lean.tables import Longs
 from pipeline.engine.torch.slots import Segment
 
 
-class PassTable(NamedTuple):
+class LeanPassTable(NamedTuple):
     """token_ids: [rows]. rows: [rows, NUM_ROW_FIELDS] see `tables`. segments: see `attention.attend`."""
 
     token_ids: IntArray
@@ -24,10 +24,10 @@ class PassTable(NamedTuple):
     segments: Longs
 
 
-def table_of(segments: Sequence[Segment], group: int, num_kv_heads: int, num_threads: int) -> PassTable:
+def table_of(segments: Sequence[Segment], group: int, num_kv_heads: int, num_threads: int) -> LeanPassTable:
     """The table of a pass. group: query heads per key head."""
     num_rows = segments[-1].start + segments[-1].length
-    table = PassTable(
+    table = LeanPassTable(
         np.empty(num_rows, np.int32),
         np.empty((num_rows, tables.NUM_ROW_FIELDS), np.int64),
         np.zeros((len(segments) + 1, NUM_SEGMENT_FIELDS), np.int64),

@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.engine.torch.lean import amx, tables
 from pipeline.engine.torch.lean.compilation import kernel
+from pipeline.engine.torch.lean.int16_rows import inverse_scale
 from pipeline.engine.torch.lean.rows import (
     gate_row,
     largest,
@@ -21,7 +22,6 @@ from pipeline.engine.torch.lean.rows import (
     store_float,
     sum_of_squares,
 )
-from pipeline.engine.torch.lean.shorts import inverse_scale
 from pipeline.engine.torch.lean.tables import Longs
 from pipeline.engine.torch.lean.thread_team import PHASE_BYTES, work_units
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, bfloat16_tile, float32_tile, int8_tile

@@ -201,7 +201,9 @@ def scale_weights(builder: ir.IRBuilder, row: ir.Value, scales: ir.Value, blocks
 
 
 @emitted(types.int64, types.int64, types.float32, types.int64, types.int64)
-def shorten_row(builder: ir.IRBuilder, row: ir.Value, factor: ir.Value, target: ir.Value, blocks: ir.Value) -> ir.Value:
+def quantize_row_int16(
+    builder: ir.IRBuilder, row: ir.Value, factor: ir.Value, target: ir.Value, blocks: ir.Value
+) -> ir.Value:
     """target[i] = round(row[i] * factor) as int16. The target may begin where the row does. Returns the sum."""
     factors = splat(builder, factor, FLOATS)
 
@@ -261,12 +263,12 @@ def float_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
 
 
 @emitted(types.CPointer(types.int32), types.int64)
-def int_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+def int32_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """As `float_pointer`, for int32."""
     return builder.inttoptr(address, I32.as_pointer())
 
 
 @emitted(types.CPointer(types.int16), types.int64)
-def short_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+def int16_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """As `float_pointer`, for int16."""
     return builder.inttoptr(address, I16.as_pointer())

@@ -16,10 +16,10 @@ from transformers.masking_utils import sdpa_mask
 
 from pipeline.decoding.tree import chain
 from pipeline.engine.contract import VerifyItem
+from pipeline.engine.torch.lean.int16_rows import max_integers
 from pipeline.engine.torch.lean.layout import load_model, save_lean
 from pipeline.engine.torch.lean.node_logits import LeanLogits
 from pipeline.engine.torch.lean.plan import read_plan
-from pipeline.engine.torch.lean.shorts import max_integers
 from pipeline.engine.torch.lean.weights import map_weights
 from pipeline.engine.torch.linear_layers import dequantize, quantize
 from pipeline.errors import BuildError

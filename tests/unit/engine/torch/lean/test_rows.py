@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from pipeline.engine.torch.lean.compilation import kernel
+from pipeline.engine.torch.lean.int16_rows import inverse_scale, quantize_attention_weights
 from pipeline.engine.torch.lean.rows import (
     EXP_BITS,
     exp_row,
     gate_row,
     quantize_row,
+    quantize_row_int16,
     round_row,
     scale_weights,
     shift_row,
-    shorten_row,
     sum_of_exp,
     sum_of_squares,
 )
-from pipeline.engine.torch.lean.shorts import inverse_scale, shorten_weights
 from pipeline.engine.torch.lean.tiles import HAS_BF16, ZERO_POINT
 
 
@@ -51,7 +51,7 @@ def weighed(row: np.ndarray, scales: np.ndarray) -> float:
 
 @kernel
 def shortened(row: np.ndarray, factor: float) -> int:
-    return shorten_row(row.ctypes.data, factor, row.ctypes.data, len(row) // 16)
+    return quantize_row_int16(row.ctypes.data, factor, row.ctypes.data, len(row) // 16)
 
 
 @kernel
@@ -61,7 +61,7 @@ def shift(row: np.ndarray, amount: int) -> None:
 
 @kernel
 def made_short(row: np.ndarray, highest: float) -> float:
-    return shorten_weights(row.ctypes.data, highest, len(row) // 16)
+    return quantize_attention_weights(row.ctypes.data, highest, len(row) // 16)
 
 
 @kernel

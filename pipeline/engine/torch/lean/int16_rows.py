@@ -8,7 +8,13 @@ import numpy as np
 from numba import carray
 
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.rows import float_pointer, largest_magnitude, shift_row, short_pointer, shorten_row
+from pipeline.engine.torch.lean.rows import (
+    float_pointer,
+    int16_pointer,
+    largest_magnitude,
+    quantize_row_int16,
+    shift_row,
+)
 from pipeline.engine.torch.lean.vectors import LANES, padded
 
 # Integers of a value are at most _MAX_VALUE, those of a weight at most _MAX_WEIGHT. The products of a row are below
@@ -23,17 +29,17 @@ def max_integers(dim: int) -> tuple[int, int]:
 
 
 @kernel
-def shorten(source: int, count: int, integers: int, target: int) -> np.float32:
+def quantize_int16(source: int, count: int, integers: int, target: int) -> np.float32:
     """Write a row of `count` floats as integers of int16 up to `integers`. Returns their scale. The target may begin
     where the source does."""
     whole = count // LANES
-    entries, results = carray(float_pointer(source), count), carray(short_pointer(target), count)
+    entries, results = carray(float_pointer(source), count), carray(int16_pointer(target), count)
     magnitude: np.float32 = largest_magnitude(source, whole) if whole else np.float32(0)
     for index in range(LANES * whole, count):
         magnitude = max(magnitude, abs(entries[index]))
     factor = inverse_scale(magnitude, integers)
     if whole:
-        shorten_row(source, factor, target, whole)
+        quantize_row_int16(source, factor, target, whole)
     for index in range(LANES * whole, count):
         results[index] = np.rint(entries[index] * factor)
     scale: np.float32 = magnitude / np.float32(integers)
@@ -48,9 +54,9 @@ def inverse_scale(magnitude: np.float32, integers: int) -> np.float32:
 
 
 @kernel
-def shorten_weights(line: int, highest: np.float32, num_blocks: int) -> np.float32:
+def quantize_attention_weights(line: int, highest: np.float32, num_blocks: int) -> np.float32:
     """Make the weights of a query int16. highest: the largest one. Returns the value of 1."""
-    total = shorten_row(line, inverse_scale(highest, _MAX_WEIGHT), line, num_blocks)
+    total = quantize_row_int16(line, inverse_scale(highest, _MAX_WEIGHT), line, num_blocks)
     shift = 0
     while total >> shift >= _WEIGHT_SUM and shift < _MAX_SHIFT:
         shift += 1

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.torch.largest import TorchLogits, block_maxima, summary_of, top_k
+from pipeline.engine.torch.top_k import TorchLogits, block_maxima, summary_of, top_k
 
 
 def summarized(logits: torch.Tensor, most: int = 0) -> TorchLogits:

@@ -27,7 +27,7 @@ def top_k(logits: torch.Tensor, maxima: torch.Tensor, k: int) -> tuple[torch.Ten
     return values, blocks.gather(1, positions // length) * length + positions % length
 
 
-def first_largest(logits: torch.Tensor, maxima: torch.Tensor) -> torch.Tensor:
+def argmax(logits: torch.Tensor, maxima: torch.Tensor) -> torch.Tensor:
     """[n] index of the largest entry of each row, of equal ones the first, as transformers chooses."""
     length = logits.shape[1] // maxima.shape[1]
     block = maxima.argmax(1, keepdim=True)
@@ -44,7 +44,7 @@ def summary_of(logits: torch.Tensor, most: int) -> torch.Tensor:
     best = maxima.amax(1, keepdim=True).float()
     shares = (values.float() - best).exp_()
     mass = (maxima.float() - best).exp_().sum(1, keepdim=True)
-    choices = first_largest(logits, maxima)[:, None]
+    choices = argmax(logits, maxima)[:, None]
     return torch.cat([choices.int(), ids.int(), shares.view(torch.int32), mass.view(torch.int32)], 1)
 
 
