@@ -13,7 +13,7 @@ from pipeline.config.hardware import Hardware
 from pipeline.config.rules import uses_window
 from pipeline.config.schema import Device, EngineConfig, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import Backend, Note
-from pipeline.engine.command import MakeCommand, StartCommand
+from pipeline.engine.start_command import MakeCommand, StartCommand
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import ServerError
 from pipeline.repository.names import TARGET_MODEL

@@ -17,7 +17,7 @@ from pipeline.bench.measure import MeasureOptions, measure
 from pipeline.bench.report.results import OVERALL, RequestRecord, SummaryRow
 from pipeline.bench.report.summary import summarize
 from pipeline.config.schema import LookaheadConfig, ResolvedConfig
-from pipeline.engine.create import create_scheduler
+from pipeline.engine.scheduler_factory import create_scheduler
 from pipeline.errors import UserError
 
 BUDGETS = (4, 8, 12, 16, 24, 32, 48, 64)

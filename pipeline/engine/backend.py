@@ -15,8 +15,8 @@ from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.config.folders import Folders
 from pipeline.config.registry import BackendSettings, load_backend
 from pipeline.config.schema import ResolvedConfig
-from pipeline.engine.command import MakeCommand, StartCommand
 from pipeline.engine.fingerprint import Fingerprint, Flag
+from pipeline.engine.start_command import MakeCommand, StartCommand
 from pipeline.engine.traits import TargetTraits
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE
 from pipeline.engine.admission import check_submission, matcher_of
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
-from pipeline.engine.running import RunningRequest, by_urgency, start_request
+from pipeline.engine.running_request import RunningRequest, by_urgency, start_request
 from pipeline.engine.step import advance, start_masks
 from pipeline.engine.submission import GenerationResult, OnEvent, StepEvent, Submission, ended_waiting, notify
 from pipeline.engine.waiting_queue import HOLD_S, WaitingQueue

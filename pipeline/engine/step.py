@@ -12,7 +12,7 @@ from pipeline.decoding.sampling import choose_token
 from pipeline.decoding.session import StepOutcome
 from pipeline.decoding.tree import ROOT, DraftTree
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
-from pipeline.engine.running import RunningRequest
+from pipeline.engine.running_request import RunningRequest
 from pipeline.engine.submission import StepEvent
 
 # Returns the target's token after a node, given the tokens emitted before it in this step.

@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.config.folders import CODE
 from pipeline.config.schema import ResolvedConfig
 from pipeline.config.threads import NUM_THREADS
-from pipeline.engine.command import Listening, Ports
+from pipeline.engine.start_command import Listening, Ports
 from pipeline.files import write_whole
 from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, TritonSpec, status_path
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, public_models

@@ -13,7 +13,7 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from pipeline.config.schema import ServerConfig
-from pipeline.engine.command import Listening, Ports
+from pipeline.engine.start_command import Listening, Ports
 from pipeline.errors import ServerError
 
 LOOPBACK = "127.0.0.1"

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.backend import Note
-from pipeline.engine.command import MakeCommand
+from pipeline.engine.start_command import MakeCommand
 from pipeline.errors import ServerError
 from pipeline.files import end_of_log, try_lock, write_whole
 from pipeline.server.failure import cannot_listen, explain_failure, transient_failure

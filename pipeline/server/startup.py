@@ -9,8 +9,8 @@ from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact, artifact_dir
 from pipeline.engine.backend import Note, backend_of
-from pipeline.engine.command import StartCommand
 from pipeline.engine.memory import available_bytes, require_memory
+from pipeline.engine.start_command import StartCommand
 from pipeline.errors import ServerError
 from pipeline.repository.names import REPOSITORY
 from pipeline.server.log import VERBOSE_LOG

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.config.schema import ServerConfig
-from pipeline.engine.command import Listening, MakeCommand, Ports, StartCommand
+from pipeline.engine.start_command import Listening, MakeCommand, Ports, StartCommand
 from pipeline.gateway.spec import TRITON_KEY_HEADER
 from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.installation import Installation

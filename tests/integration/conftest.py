@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 from pipeline.backends.tensorrt_llm.strict import strict_profile
 from pipeline.config.folders import Folders
 from pipeline.dynamo.fleet import Fleet, openai_url, start_fleet, stop_fleet
-from pipeline.engine.create import create_scheduler
+from pipeline.engine.scheduler_factory import create_scheduler
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import load_engine
 from pipeline.server.server import RunningServer

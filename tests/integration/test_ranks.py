@@ -19,8 +19,8 @@ from pipeline.decoding.request import SamplingParams
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import VerifyItem
 from pipeline.engine.cost_curve import cost_curve_path, load_cost_curve
-from pipeline.engine.create import create_scheduler
 from pipeline.engine.parallel import ParallelEngine
+from pipeline.engine.scheduler_factory import create_scheduler
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import load_engine
 from pipeline.errors import BuildError, EngineError, ServerError

@@ -12,7 +12,7 @@ import pytest
 from pipeline.config.folders import folders
 from pipeline.config.resolution import resolve_config
 from pipeline.engine.backend import backend_of
-from pipeline.engine.command import Ports
+from pipeline.engine.start_command import Ports
 from pipeline.errors import ServerError
 from pipeline.server.ports import LOOPBACK, choose_ports, free_port
 from pipeline.server.server import RunningServer, start_server

@@ -14,7 +14,7 @@ from pipeline.config.folders import Folders
 from pipeline.config.registry import backend_names, load_backend
 from pipeline.config.resolution import resolve_config
 from pipeline.decoding.request import GenerationRequest, as_token_ids
-from pipeline.engine.create import create_scheduler
+from pipeline.engine.scheduler_factory import create_scheduler
 from pipeline.engine.submission import Submission
 from pipeline.errors import ConfigError, ServerError
 from pipeline.server.startup import prepare

@@ -24,7 +24,7 @@ from pipeline.backends.tensorrt_llm.instance import instances_of
 from pipeline.config.folders import CODE, Folders
 from pipeline.config.schema import ResolvedConfig, TensorRTLLMConfig, TrieDraftConfig
 from pipeline.engine.backend import Note
-from pipeline.engine.command import Listening, MakeCommand, StartCommand
+from pipeline.engine.start_command import Listening, MakeCommand, StartCommand
 from pipeline.errors import ServerError
 from pipeline.files import is_url
 from pipeline.server.guard import DRAIN_SECONDS

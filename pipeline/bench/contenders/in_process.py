@@ -12,7 +12,7 @@ from pipeline.decoding.strategy import STRATEGIES, source_names
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import backend_of
 from pipeline.engine.contract import Engine
-from pipeline.engine.create import create_compiler, create_planner, create_scheduler
+from pipeline.engine.scheduler_factory import create_compiler, create_planner, create_scheduler
 from pipeline.errors import UserError
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 

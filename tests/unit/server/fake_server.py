@@ -15,7 +15,7 @@ from pipeline.config.folders import folders
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import GatewayConfig, ServerConfig
 from pipeline.engine.backend import backend_of
-from pipeline.engine.command import MakeCommand
+from pipeline.engine.start_command import MakeCommand
 from pipeline.server.guard import GuardSpec
 from pipeline.server.server import RunningServer, start_server
 from pipeline.server.state import find_server

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.engine.command import Listening, StartCommand
+from pipeline.engine.start_command import Listening, StartCommand
 from pipeline.server.guard import OWNER, STOP_SECONDS
 from pipeline.server.processes import model_processes, shm_files
 from pipeline.server.server import stop_server

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.backends.tensorrt_llm.command import launch_words
-from pipeline.engine.command import Listening, Ports
+from pipeline.engine.start_command import Listening, Ports
 from pipeline.errors import ServerError
 from pipeline.server.tritonserver_command import listening_words
 from pipeline.triton_models.own_server import GrpcAddress, address_of, own_address

@@ -16,9 +16,9 @@ from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.sources.recycling import RecyclingSource
 from pipeline.engine.cost_curve import load_cost_curve, save_cost_curve
-from pipeline.engine.create import create_scheduler
 from pipeline.engine.first_rows import load_first_rows
 from pipeline.engine.machine_load import MachineLoad
+from pipeline.engine.scheduler_factory import create_scheduler
 from pipeline.engine.torch.load import load_engine
 from pipeline.errors import BuildError
 from pipeline.tuning import planned_engine as module

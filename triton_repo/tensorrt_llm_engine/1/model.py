@@ -20,8 +20,8 @@ from pipeline.decoding.request import GenerationRequest, as_token_ids
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.artifact import load_artifact
 from pipeline.engine.backend import backend_of
-from pipeline.engine.create import create_scheduler
 from pipeline.engine.pass_watch import CHECK_PERIOD_S, PassWatch
+from pipeline.engine.scheduler_factory import create_scheduler
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.engine.traits import Mode
 from pipeline.errors import RequestError, UserError

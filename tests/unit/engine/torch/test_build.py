@@ -15,8 +15,8 @@ from pipeline.config.folders import Folders, folders
 from pipeline.config.hardware import Hardware
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
-from pipeline.engine.create import create_scheduler
 from pipeline.engine.plan import engine_plan
+from pipeline.engine.scheduler_factory import create_scheduler
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.lean.plan import PLAN
 from pipeline.engine.torch.load import load_engine

@@ -15,7 +15,7 @@ from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import Engine
 from pipeline.engine.cost_curve import load_cost_curve
 from pipeline.engine.first_rows import load_first_rows
-from pipeline.engine.running import SUPPLIED
+from pipeline.engine.running_request import SUPPLIED
 from pipeline.engine.scheduler import Scheduler
 from pipeline.errors import BuildError, RequestError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.config.folders import Folders
 from pipeline.engine.build import build_engine
-from pipeline.engine.create import artifact_vocabulary
+from pipeline.engine.scheduler_factory import artifact_vocabulary
 from tests.unit.engine.builds import tiny
 
 
