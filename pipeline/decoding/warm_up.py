@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, TrieDraftConfig, WindowDraftConfig
-from pipeline.decoding.drafting.create import create_drafter
+from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.planning.cost import CostCurve, CostPoint
 from pipeline.decoding.planning.planner import AdaptivePlanner, FixedPlanner, PlanItem
 from pipeline.decoding.request import StepResult

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from pipeline.config.schema import SuppliedDraftConfig
-from pipeline.decoding.drafting.create import ALL_KINDS, create_drafter
+from pipeline.decoding.drafting.drafter_factory import ALL_KINDS, create_drafter
 from pipeline.decoding.grammar.compiler import Compiler, Vocabulary, load_vocabulary
 from pipeline.decoding.planning.planner import AdaptivePlanner, FixedPlanner, Planner
 from pipeline.decoding.sources.base import DraftBudget

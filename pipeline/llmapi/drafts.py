@@ -14,8 +14,8 @@ from typing import Any
 
 from pipeline.config.rules import LOOKAHEAD_OFF
 from pipeline.config.schema import kinds_on
-from pipeline.decoding.drafting.create import create_drafter
 from pipeline.decoding.drafting.drafter import Drafter
+from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.request import StepResult, as_token_ids
 from pipeline.decoding.session import outcome_of_tokens
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree

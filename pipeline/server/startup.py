@@ -42,7 +42,7 @@ def prepare(
     only work in process, and the errors of `create_drafter` and `planned_engine`."""
     backend_of(resolved.backend).check_served(resolved)
     # Numba and tritonclient take a while to load, and most users of this module build nothing.
-    from pipeline.decoding.drafting.create import create_drafter
+    from pipeline.decoding.drafting.drafter_factory import create_drafter
     from pipeline.decoding.sources.trie import TrieSource
     from pipeline.repository.render import render, repository_dir
     from pipeline.tuning.planned_engine import planned_engine

@@ -18,7 +18,7 @@ import numpy as np
 from pipeline.config.loading import RESOLVED
 from pipeline.config.resolution import load_resolved
 from pipeline.config.schema import ResolvedConfig, kinds_on
-from pipeline.decoding.drafting.create import create_drafter
+from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.session import Session
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource

@@ -25,8 +25,8 @@ import numpy as np
 
 from lookahead_research.known_outputs import ALL_TASKS, ReplayRow
 from pipeline.config.schema import SOURCE_ROWS, LookaheadConfig, PromptDraftConfig, TrieDraftConfig, kinds_for
-from pipeline.decoding.drafting.create import create_drafter
 from pipeline.decoding.drafting.drafter import Drafter
+from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget

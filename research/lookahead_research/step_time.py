@@ -13,7 +13,7 @@ from lookahead_research.known_outputs import ReplayRow
 from lookahead_research.recorded_engine import RecordedEngine
 from lookahead_research.recorded_rows import RecordedRows
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, SuppliedDraftConfig, TrieDraftConfig
-from pipeline.decoding.drafting.create import create_drafter
+from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.drafting.first_rows import FirstRows
 from pipeline.decoding.planning.planner import FixedPlanner
 from pipeline.decoding.request import GenerationRequest

@@ -20,7 +20,7 @@ from numba.core.dispatcher import Dispatcher
 from pipeline.config.schema import (
     LookaheadConfig, PromptDraftConfig, RecyclingDraftConfig, SuppliedDraftConfig, TrieDraftConfig, WindowDraftConfig
 )
-from pipeline.decoding.drafting.create import create_drafter
+from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.planning.planner import AdaptivePlanner, FixedPlanner
 from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.torch.lean.warm_up import warm_up_pass

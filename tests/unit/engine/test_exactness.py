@@ -16,7 +16,7 @@ from pipeline.config.schema import (
     TrieDraftConfig,
     WindowDraftConfig,
 )
-from pipeline.decoding.drafting.create import create_drafter
+from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.planning.planner import AdaptivePlanner, FixedPlanner, Planner
 from pipeline.decoding.request import SamplingParams
 from pipeline.decoding.tree import chain

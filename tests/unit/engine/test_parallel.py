@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config.schema import LookaheadConfig
-from pipeline.decoding.drafting.create import create_drafter
+from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.tree import path_to, tree_from_lists
 from pipeline.engine.contract import Engine, EngineLimits, VerifyItem
 from pipeline.engine.parallel import ParallelEngine

@@ -13,7 +13,7 @@ from lookahead_research.recording import LiveRows, text_rows
 from lookahead_research.replay import TargetRows, replay
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, SuppliedDraftConfig, TrieDraftConfig
-from pipeline.decoding.drafting.create import create_drafter
+from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, tree_from_lists
 from pipeline.engine.submission import Submission

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pipeline.config.schema import DraftingConfig, LookaheadConfig, TrieDraftConfig
-from pipeline.decoding.drafting.create import create_drafter
 from pipeline.decoding.drafting.drafter import Drafter
+from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, TrieDraftConfig
-from pipeline.decoding.drafting.create import create_drafter
+from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.drafting.first_rows import FirstRows
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, TrieDraftConfig
-from pipeline.decoding.drafting.create import create_drafter
 from pipeline.decoding.drafting.drafter import Drafter
+from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.drafting.learned_state import MAGIC, load_arrays, save_arrays
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget

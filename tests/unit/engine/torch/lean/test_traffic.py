@@ -22,7 +22,7 @@ from pipeline.config.schema import (
     TrieDraftConfig,
     WindowDraftConfig,
 )
-from pipeline.decoding.drafting.create import create_drafter
+from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.request import FinishReason, GenerationRequest, SamplingParams
 from pipeline.decoding.sampling import choose_token
 from pipeline.decoding.tree import chain
