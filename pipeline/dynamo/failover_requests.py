@@ -10,7 +10,7 @@ import httpx
 
 from pipeline.errors import ServerError
 from pipeline.gateway.bodies import Json
-from pipeline.gateway.folding import folded
+from pipeline.gateway.chunk_aggregation import aggregated
 
 # Time limit of a request. A longer one counts as failed.
 REQUEST_TIMEOUT_S = 180.0
@@ -103,7 +103,7 @@ def _joined(stream: str) -> Json:
     chunks = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: {")]
     if errors := [chunk["error"] for chunk in chunks if "error" in chunk]:
         raise ServerError(f"error in a stream: {errors[0]}")
-    answer = folded(chunks)
+    answer = aggregated(chunks)
     if not answer.get("usage") or not any(choice["finish_reason"] for choice in answer["choices"]):
         raise ServerError("a stream ended early")
     return answer

@@ -9,11 +9,11 @@ from contextlib import aclosing, asynccontextmanager
 import anyio
 
 from pipeline.gateway.bodies import Receive
-from pipeline.gateway.errors import refusal_in_event, refusal_of, text_of_body, unavailable
 from pipeline.gateway.event_stream import events
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import ResponseWriter
 from pipeline.gateway.upstream import HEADER_LENGTH, Response, Transport, Unreachable, UpstreamRequest
+from pipeline.gateway.upstream_errors import refusal_in_event, refusal_of, text_of_body, unavailable
 from pipeline.request_ids import SentId
 
 _LONGEST_ERROR_BYTES = 1 << 16

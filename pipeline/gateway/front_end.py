@@ -18,12 +18,19 @@ import anyio
 
 from pipeline.gateway.annotations import ENGINE_DATA, NAMESPACE, read_annotations
 from pipeline.gateway.bodies import Json, parse_json, write_json
-from pipeline.gateway.errors import refusal_in_chunk, refusal_of, text_of_body, text_of_json, unavailable, unknown_model
 from pipeline.gateway.event_stream import events, parsed
 from pipeline.gateway.forward import start_of
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.resumption import Resumption
 from pipeline.gateway.upstream import Transport, Unreachable, UpstreamRequest
+from pipeline.gateway.upstream_errors import (
+    refusal_in_chunk,
+    refusal_of,
+    text_of_body,
+    text_of_json,
+    unavailable,
+    unknown_model,
+)
 
 # Time for which a request is retried while no worker can be reached. Front end and workers start again in 6 s on an
 # idle machine, and in more than 20 s on two cores with a load of 15.

@@ -43,7 +43,7 @@ class Checked(NamedTuple):
 def checked_generate(body: bytes, tenant: Tenant, types: Types) -> Checked:
     """Check a request and set the tenant's namespace. types: datatypes of the model's inputs. Raises Refusal (400)."""
     value = _with_parameters(parse_json(body), types)
-    check_types(value, types)
+    check_tensor_types(value, types)
     sent_id = sent_id_of(value, tenant, is_unique=NAMESPACE in types and STOP not in value)
     if NAMESPACE in types:
         value = with_namespace(value, tenant)
@@ -105,7 +105,7 @@ def types_of(metadata: Json) -> Types:
     return {tensor["name"]: tensor["datatype"] for tensor in metadata["inputs"]}
 
 
-def check_types(value: Json, types: Types) -> None:
+def check_tensor_types(value: Json, types: Types) -> None:
     """Raise Refusal (400) for a value that its tensor cannot hold."""
     for name in value.keys() & types.keys():
         for item in _items(value[name]):

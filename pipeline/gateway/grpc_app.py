@@ -20,7 +20,6 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.gateway.deployment import Deployment, Deployments, stop_request
-from pipeline.gateway.errors import refusal_of, unavailable
 from pipeline.gateway.generate_body import STOP
 from pipeline.gateway.grpc_message import check_request, message_of
 from pipeline.gateway.grpc_stream import Stream
@@ -28,6 +27,7 @@ from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.request_headers import key_of
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import RETRY_AFTER_S, Tenant, Tenants
+from pipeline.gateway.upstream_errors import refusal_of, unavailable
 from pipeline.request_ids import unique_id
 
 SERVICE = "inference.GRPCInferenceService"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pipeline.gateway.errors import logger
 from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.upstream_errors import logger
 
 # Responses that wait for a client to read them. While there are as many, nothing further is read for that client.
 _MAX_ANSWERS = 64

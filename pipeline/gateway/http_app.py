@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 
 from pipeline.gateway.bodies import BodyReader, Disconnected, parse_json, write_json
 from pipeline.gateway.deployment import Deployment, Deployments
-from pipeline.gateway.errors import TOO_LONG_CODE, logger, refusal_of, text_of_body, unavailable, unknown_model
 from pipeline.gateway.forward import forward
 from pipeline.gateway.front_end import FrontEndRequest, refusal_of_prompt
 from pipeline.gateway.generate_body import NUM_CHOICES, Types, checked_generate, types_of
@@ -32,6 +31,7 @@ from pipeline.gateway.response_writer import JSON, ResponseWriter, Style
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import OPENAI_WEIGHT, Tenant, Tenants
 from pipeline.gateway.upstream import HEADER_LENGTH, Transport, Unreachable, Upstream, UpstreamRequest
+from pipeline.gateway.upstream_errors import TOO_LONG_CODE, logger, refusal_of, text_of_body, unavailable, unknown_model
 
 _GET, _POST = ("GET", "HEAD"), ("POST",)
 _VERBS = ("generate", "generate_stream", "infer")

@@ -16,7 +16,7 @@ from pipeline.gateway.generate_body import (
     STOP,
     Checked,
     Types,
-    check_types,
+    check_tensor_types,
     positive,
     sent_id_of,
     single,
@@ -44,7 +44,7 @@ def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types:
     sent_id = sent_id_of(value, tenant, is_unique=NAMESPACE in types and not is_stop)
     if len({tensor["name"] for tensor in inputs}) < len(inputs):
         raise Refusal(400, "an input occurs twice")
-    check_types({tensor["name"]: tensor["data"] for tensor in inputs if "data" in tensor}, types)
+    check_tensor_types({tensor["name"]: tensor["data"] for tensor in inputs if "data" in tensor}, types)
     outputs = _tensors(value, "outputs") if "outputs" in value else []
     for tensor in (*inputs, *outputs):
         refuse_parameters(tensor["name"], _parameters(tensor))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
-from pipeline.gateway.errors import unavailable
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.upstream import Upstream
+from pipeline.gateway.upstream_errors import unavailable
 
 # Label of each sample: the number of its server, counted from 1.
 REPLICA = "replica"

@@ -52,7 +52,7 @@ from pipeline.gateway.annotations import (
     TOOLS,
     annotation,
 )
-from pipeline.gateway.openai_types import check_types
+from pipeline.gateway.openai_types import check_openai_types
 from pipeline.gateway.response_guides import guided_fields, response_guide
 from pipeline.gateway.tool_guides import tool_guide
 
@@ -79,7 +79,7 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
     sent = {name: value for name, value in body.items() if value is not None and name not in _WITHOUT_EFFECT}
     if (outputs := sent.pop("structured_outputs", None)) is not None:
         sent |= guided_fields(outputs)
-    check_types(sent, endpoint)
+    check_openai_types(sent, endpoint)
     _refuse_unsupported(sent)
     if "stream_options" in sent:
         sent["stream_options"] = {"include_usage": False} | sent["stream_options"]
@@ -160,7 +160,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 
 def _with_text_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The message with its refusals as texts. message: one that `check_types` accepts."""
+    """The message with its refusals as texts. message: one that `check_openai_types` accepts."""
     parts = message.get("content")
     if not isinstance(parts, list):
         return message

@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 
 from pipeline.gateway.bodies import Json, Receive, write_json
+from pipeline.gateway.chunk_aggregation import aggregated
 from pipeline.gateway.event_stream import END, event_of
-from pipeline.gateway.folding import folded
 from pipeline.gateway.forward import STREAM_HEADERS, while_connected
 from pipeline.gateway.front_end import FrontEndRequest, chunks_of
 from pipeline.gateway.refusal import Refusal
@@ -100,7 +100,7 @@ class _Output:
     async def finish(self) -> None:
         """End the response after the end of all choices."""
         if self._is_whole:
-            bodies = list(map(folded, self._chunks))
+            bodies = list(map(aggregated, self._chunks))
             await self._answer.send(write_json(bodies[0] if self._is_single else _joined(bodies)), JSON)
             return
         last = END

@@ -56,7 +56,7 @@ _OF_ENDPOINT: dict[str, dict[str, _Expected]] = {
 _OF_MESSAGE = {"name": (str, "a text"), "tool_call_id": (str, "a text"), "tool_calls": (list, "a list of calls")}
 
 
-def check_types(body: Mapping[str, Any], endpoint: Literal["chat", "completions"]) -> None:
+def check_openai_types(body: Mapping[str, Any], endpoint: Literal["chat", "completions"]) -> None:
     """Raise RequestError for a field of a wrong type. The front end reports missing ones."""
     expected = _EXPECTED | _OF_ENDPOINT[endpoint]
     for name in filter(expected.__contains__, body):

@@ -15,7 +15,7 @@ _STRUCTURED = ("json", "regex", "grammar", "choice")
 
 def response_guide(sent: dict[str, Any]) -> tuple[str, str] | None:
     """Remove the response format from a request, and return its guide type and guide. Raises RequestError if there are
-    two or one is invalid. sent: a request that `check_types` accepts."""
+    two or one is invalid. sent: a request that `check_openai_types` accepts."""
     found = [_response_format(sent.pop("response_format", None))]
     for name, kind in _TEXTS.items():
         if (text := sent.pop(name, None)) is not None:

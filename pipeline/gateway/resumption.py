@@ -14,7 +14,7 @@ from pipeline.gateway.bodies import Json
 
 
 @dataclass(slots=True)
-class _Output:
+class _SentPart:
     """Length of the part of a choice's output. num_tokens: tokens that have log probabilities."""
 
     num_chars: int = 0
@@ -31,7 +31,7 @@ class Resumption:
         # Whether the part that was sent can be left out of the same response. Ids of tool calls, for example, differ.
         self._is_resumable = True
         self._head: Json = {}
-        self._sent, self._seen = defaultdict[int, _Output](_Output), defaultdict[int, _Output](_Output)
+        self._sent, self._seen = defaultdict[int, _SentPart](_SentPart), defaultdict[int, _SentPart](_SentPart)
 
     def resume(self) -> bool:
         """Expect the response again. Returns False if the client has a part that cannot be left out."""
@@ -67,7 +67,9 @@ class Resumption:
         is_last = choice.get("finish_reason") is not None
         if len(text) <= old_chars and num_tokens <= old_tokens and not is_last and not has_others:
             return None
-        self._sent[index] = _Output(max(sent.num_chars, seen.num_chars), max(sent.num_tokens, seen.num_tokens), is_last)
+        self._sent[index] = _SentPart(
+            max(sent.num_chars, seen.num_chars), max(sent.num_tokens, seen.num_tokens), is_last
+        )
         rest = {name: text[old_chars:]}
         left = {key: values[old_tokens:] if isinstance(values, list) else values for key, values in log_probs.items()}
         return choice | (rest if delta is None else {"delta": delta | rest}) | ({"logprobs": left} if log_probs else {})

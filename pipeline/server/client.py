@@ -16,7 +16,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2_grpc
 
 from pipeline.errors import RequestError, ServerError
-from pipeline.gateway.errors import RESTARTING
+from pipeline.gateway.upstream_errors import RESTARTING
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.triton_grpc import CHANNEL, infer_request, tensors_of
 from pipeline.triton_models.tensors import Array

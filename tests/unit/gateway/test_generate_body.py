@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pipeline.gateway.generate_body import check_types, checked_generate, types_of
+from pipeline.gateway.generate_body import check_tensor_types, checked_generate, types_of
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
 
@@ -23,7 +23,7 @@ TYPES = types_of({"inputs": [{"name": n, "datatype": d, "shape": [-1, 1]} for n,
     ],
 )
 def test_values_that_fit_are_taken(value):
-    check_types(value, TYPES)
+    check_tensor_types(value, TYPES)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_values_that_fit_are_taken(value):
 )
 def test_a_value_that_does_not_fit_is_refused_with_what_would_be_right(value, sentence):
     with pytest.raises(Refusal, match=sentence):
-        check_types(value, TYPES)
+        check_tensor_types(value, TYPES)
 
 
 def checked(parameters: object) -> tuple[dict[str, object], int | None]:

@@ -22,10 +22,10 @@ from tritonclient.grpc import service_pb2_grpc
 
 from pipeline.gateway import __main__ as gateway
 from pipeline.gateway.deployment import Deployments
-from pipeline.gateway.errors import RESTARTING
 from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.upstream_errors import RESTARTING
 from pipeline.server.ports import bind_ports
 from pipeline.server.watch import answers
 from tests.patience import PATIENCE_S

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from pipeline.errors import RequestError
-from pipeline.gateway.openai_types import check_types
+from pipeline.gateway.openai_types import check_openai_types
 
 MESSAGE = {"role": "user", "content": "Hello"}
 PART = {"type": "text", "text": "Hello"}
@@ -47,13 +47,13 @@ PART = {"type": "text", "text": "Hello"}
 )
 def test_a_field_of_a_wrong_type_is_named(body: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RequestError, match=sentence):
-        check_types(body, "chat")
+        check_openai_types(body, "chat")
 
 
 @pytest.mark.parametrize("prompt", [5, {"text": "a"}, [-1], [1 << 32], [True], ["a", 1], [1, [2]], [["a"]], [[1.5]]])
 def test_a_prompt_of_a_wrong_type_is_named(prompt: object) -> None:
     with pytest.raises(RequestError, match="prompt must be a text"):
-        check_types({"prompt": prompt}, "completions")
+        check_openai_types({"prompt": prompt}, "completions")
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def test_wrong_items_are_not_all_reported(body: dict[str, Any]) -> None:
     """Pydantic would take seven seconds for half a million of them, in which the gateway would stop."""
     started = time.process_time()
     with pytest.raises(RequestError):
-        check_types(body, "completions")
+        check_openai_types(body, "completions")
     assert time.process_time() - started < 2
 
 
 def test_log_probabilities_of_completions_are_a_number() -> None:
     for wrong in (True, -1, 6):
         with pytest.raises(RequestError, match=r"logprobs must be a whole number in 0 \.\. 5"):
-            check_types({"prompt": "a", "logprobs": wrong}, "completions")
+            check_openai_types({"prompt": "a", "logprobs": wrong}, "completions")
 
 
 @pytest.mark.parametrize(
@@ -94,4 +94,4 @@ def test_log_probabilities_of_completions_are_a_number() -> None:
     ],
 )
 def test_other_fields_pass(body: dict[str, Any], endpoint: Literal["chat", "completions"]) -> None:
-    check_types(body, endpoint)
+    check_openai_types(body, endpoint)

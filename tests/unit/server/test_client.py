@@ -16,7 +16,7 @@ from grpc import StatusCode
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipeline.errors import RequestError, ServerError
-from pipeline.gateway.errors import unavailable
+from pipeline.gateway.upstream_errors import unavailable
 from pipeline.server import client
 from pipeline.server.client import TextQuery, complete
 from tests.http_server import Handler, serving

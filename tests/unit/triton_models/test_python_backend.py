@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import BusyError, EngineError, RequestError, streamed_error
-from pipeline.gateway.errors import refusal_of
+from pipeline.gateway.upstream_errors import refusal_of
 from pipeline.triton_models.python_backend import (
     CallResponses,
     ResponseSender,

@@ -1,4 +1,5 @@
-"""A whole chat is the folded stream of the front end, so that neither a text nor a part of a call becomes a call."""
+"""A whole chat is the aggregated stream of the front end, so that neither a text nor a part of a call becomes a
+call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folds the chunks of a stream of the OpenAI API into a whole response."""
+"""Aggregates the chunks of a stream of the OpenAI API into a whole response."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.gateway.bodies import Json
 
 
-def folded(chunks: Sequence[Json]) -> Json:
+def aggregated(chunks: Sequence[Json]) -> Json:
     """The whole response. It has the members of the last chunk that has them."""
     whole: Json = {}
     choices: dict[int, _Choice] = {}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pipeline.gateway.errors import refusal_in_chunk, refusal_in_event, refusal_of, text_of_body
+from pipeline.gateway.upstream_errors import refusal_in_chunk, refusal_in_event, refusal_of, text_of_body
 
 SENTENCE = "max_tokens is -8; it must be at least 1"
 
