@@ -167,7 +167,7 @@ def batch(
     OPENAI_API_KEY.
     """
     from pipeline.bench.report.results import require_other, require_writable
-    from pipeline.dynamo.batch import failure_text, journal_path, read_batch, read_journal, run_batch
+    from pipeline.dynamo.openai_batch import failure_text, journal_path, read_batch, read_journal, run_batch
     from pipeline.server.client import KEY_VARIABLE, api_key
 
     asked = read_batch(requests)

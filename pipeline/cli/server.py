@@ -224,8 +224,8 @@ def switch(
     In a fleet of several machines switch the one with the OpenAI API first. If the others would get no requests any
     more, the command prints what to run there."""
     from pipeline.checkpoint.disk import naming_full_disk
-    from pipeline.dynamo.exchange import switch_fleet
     from pipeline.dynamo.fleet import openai_url
+    from pipeline.dynamo.fleet_switch import switch_fleet
     from pipeline.dynamo.running_fleet import as_running
     from pipeline.server.run_folders import base_dir, run_dir
     from pipeline.server.startup import prepare

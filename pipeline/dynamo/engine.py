@@ -26,7 +26,7 @@ from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
 from tokenizers import Tokenizer
 
-from pipeline.dynamo.entries import Entries
+from pipeline.dynamo.discovery_entries import DiscoveryEntries
 from pipeline.dynamo.metrics import PREFIX, DraftMetrics, speculative_decoding
 from pipeline.dynamo.request_tensors import TokenRequest, has_tools, takes_engine_data, token_request
 from pipeline.dynamo.servers import TritonServers
@@ -87,7 +87,7 @@ class TritonEngine(LLMEngine):
                 raise ServerError(f"Triton at {urls} was not ready in {spec.startup_timeout_s:.0f} s.")
             await asyncio.sleep(_READY_POLL_S)
         if (folder := os.environ.get(FILE_KV)) is not None:
-            entries = Entries(Path(folder), worker_id)
+            entries = DiscoveryEntries(Path(folder), worker_id)
             self._list_entries(f"{entries.pattern}\n")
             self._keeping = asyncio.create_task(entries.keep())
         elif spec.discovery == "etcd":  # the id is that of the lease of all its entries

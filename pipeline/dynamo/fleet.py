@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
-from pipeline.dynamo.card import write_card
 from pipeline.dynamo.membership import compare_with_members, membership_of
+from pipeline.dynamo.model_card import write_card
 from pipeline.dynamo.own_discovery import create_discovery, remove_discovery
 from pipeline.dynamo.services import (
     FRONT_END,

@@ -98,7 +98,7 @@ async def _follow_spec(deployments: Deployments, spec_path: Path) -> None:
                 wanted = GatewaySpec.model_validate_json(spec_path.read_bytes()).deployment
                 seen = written
                 if wanted != deployments.current.spec:
-                    deployments.exchange(wanted)
+                    deployments.replace(wanted)
         await deployments.close_idle()
         now = GatewayStatus(
             triton_http=deployments.current.spec.tritons[0].http, num_running_earlier=deployments.num_running_earlier

@@ -92,7 +92,7 @@ class Deployments:
         """Number of requests that run on earlier deployments."""
         return sum(deployment.num_running for deployment in self._earlier)
 
-    def exchange(self, spec: DeploymentSpec) -> None:
+    def replace(self, spec: DeploymentSpec) -> None:
         """Make `spec` the current deployment."""
         self._earlier.append(self.current)
         self.current = create_deployment(spec)

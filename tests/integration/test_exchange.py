@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from pipeline.config.folders import Folders
-from pipeline.dynamo.exchange import obstacle, switch_fleet
 from pipeline.dynamo.fleet import openai_url, start_fleet, stop_fleet
+from pipeline.dynamo.fleet_switch import obstacle, switch_fleet
 from pipeline.dynamo.running_fleet import as_running
 from pipeline.server.client import Completion, TextQuery, complete
 from pipeline.server.run_folders import free_dir, serving_dir

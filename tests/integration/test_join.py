@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from pipeline.config.folders import Folders
-from pipeline.dynamo.exchange import switch_fleet
 from pipeline.dynamo.fleet import Fleet, check_fleet, openai_url, start_fleet, stop_fleet
+from pipeline.dynamo.fleet_switch import switch_fleet
 from pipeline.dynamo.running_fleet import as_running
 from pipeline.errors import ServerError
 from pipeline.server.discovery import FILE_KV

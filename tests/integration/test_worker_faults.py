@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pipeline.config.folders import Folders
-from pipeline.dynamo.card import write_card
 from pipeline.dynamo.membership import membership_of
+from pipeline.dynamo.model_card import write_card
 from pipeline.dynamo.services import front_end_service, worker_service
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.http_app import HttpGateway

@@ -41,7 +41,7 @@ def test_requests_go_to_the_new_server_and_running_ones_are_counted():
 
         def act(request: httpx.Request) -> httpx.Response:
             if not hosts:  # exchanged while the first request runs
-                deployments.exchange(deployment_of(2))
+                deployments.replace(deployment_of(2))
             hosts.append(f"{request.url.host}:{request.url.port}")
             running.append(deployments.num_running_earlier)
             return json_answer(200, {"choices": []})
@@ -64,7 +64,7 @@ def test_a_stream_goes_on_from_the_server_on_which_it_began():
         deployments = Deployments(deployment_of(1))
 
         def act(request: httpx.Request) -> httpx.Response:
-            deployments.exchange(deployment_of(2))
+            deployments.replace(deployment_of(2))
             return events(b'data: {"choices":[{"index":0,"text":"a"}]}\n\n', b"data: [DONE]\n\n")
 
         async with client_of(Behind(act), spec_of(), deployments=deployments) as client:
@@ -116,7 +116,7 @@ async def gateway_before_two() -> AsyncIterator[Any]:
             grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel,
         ):
             call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
-            yield call, first, second, deployments, lambda: deployments.exchange(deployment_at(two))
+            yield call, first, second, deployments, lambda: deployments.replace(deployment_at(two))
             call.cancel()
         await deployments.close()
 
@@ -177,7 +177,7 @@ def test_a_request_to_a_new_server_that_fails_at_once_holds_no_place(monkeypatch
         async with gateway_before_two() as (call, _, _, deployments, _):
             await call.write(request_named("a"))
             await until(lambda: deployments.current.num_running == 1)
-            deployments.exchange(deployment_at(9))  # where nothing listens
+            deployments.replace(deployment_at(9))  # where nothing listens
             await call.write(request_named("b"))
             with pytest.raises(grpc.aio.AioRpcError, match="starting again"):
                 async for _ in call:

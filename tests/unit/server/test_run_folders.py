@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dynamo.exchange import switch_fleet
+from pipeline.dynamo.fleet_switch import switch_fleet
 from pipeline.errors import ServerError
 from pipeline.server.run_folders import locked, temporarily
 from tests.patience import PATIENCE_S

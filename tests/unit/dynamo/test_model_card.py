@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from pipeline.config.folders import Folders
 from pipeline.config.resolution import resolve_config
-from pipeline.dynamo.card import write_card
+from pipeline.dynamo.model_card import write_card
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.build import build_engine
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.dynamo.entries import Entries
+from pipeline.dynamo.discovery_entries import DiscoveryEntries
 
 MINE, OTHER = "lookahead%2Fbackend%2Fgenerate%2Fff", "lookahead%2Fbackend%2Fgenerate%2Ffe"
 
@@ -31,7 +31,7 @@ def held(folder: Path) -> dict[str, str]:
 
 
 def test_entries_come_back_after_a_suspension(folder: Path) -> None:
-    entries = Entries(folder, 255)
+    entries = DiscoveryEntries(folder, 255)
     entries.check(0.0)
     remove(folder)
     entries.check(20.0)
@@ -40,7 +40,7 @@ def test_entries_come_back_after_a_suspension(folder: Path) -> None:
 
 
 def test_they_come_back_too_if_they_go_a_moment_after_its_end(folder: Path) -> None:
-    entries = Entries(folder, 255)
+    entries = DiscoveryEntries(folder, 255)
     entries.check(0.0)
     entries.check(20.0)
     remove(folder)
@@ -51,7 +51,7 @@ def test_they_come_back_too_if_they_go_a_moment_after_its_end(folder: Path) -> N
 
 @pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
 def test_a_jump_of_the_clock_restores_entries_and_not_for_an_hour(folder: Path, jump_s: float) -> None:
-    entries = Entries(folder, 255)
+    entries = DiscoveryEntries(folder, 255)
     entries.check(10_000.0)
     entries.check(10_020.0)  # restored for a while
     remove(folder)
@@ -67,7 +67,7 @@ def test_a_jump_of_the_clock_restores_entries_and_not_for_an_hour(folder: Path, 
 
 
 def test_entries_that_a_shutdown_removes_stay_removed(folder: Path) -> None:
-    entries = Entries(folder, 255)
+    entries = DiscoveryEntries(folder, 255)
     entries.check(0.0)
     remove(folder)
     entries.check(0.5)
@@ -80,4 +80,4 @@ def test_a_folder_may_have_brackets_in_its_name(folder: Path) -> None:
     (inside / "v1" / "mdc").mkdir(parents=True)
     (inside / "v1" / "mdc" / MINE).touch()
 
-    assert glob.glob(Entries(inside, 255).pattern) == [str(inside / "v1" / "mdc" / MINE)]
+    assert glob.glob(DiscoveryEntries(inside, 255).pattern) == [str(inside / "v1" / "mdc" / MINE)]

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.dynamo import exchange
+from pipeline.dynamo import fleet_switch
 from pipeline.dynamo.fleet import Fleet
 from pipeline.dynamo.running_fleet import as_running
 from pipeline.files import write_whole
@@ -47,7 +47,7 @@ def hand_over(new_dir: Path) -> None:
     (repository / "m" / "config.pbtxt").write_text('name: "m"\n')
     after = PreparedServer(config(), cast(Any, None), repository)
     fleet = cast(Fleet, SimpleNamespace(state=NEW, servers=[SimpleNamespace(state=NEW)], front_end_port=None))
-    exchange._redirect_gateway(OLD, fleet, after, new_dir.parent, new_dir)
+    fleet_switch._redirect_gateway(OLD, fleet, after, new_dir.parent, new_dir)
 
 
 def seen(new_dir: Path) -> tuple[str, tuple[str, ...], Path]:
@@ -62,14 +62,14 @@ def test_a_server_for_other_machines_is_exchanged_although_the_new_profile_has_a
     is_safe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its host counted as another setting of the gateway, so each switch stopped the server first."""
-    monkeypatch.setattr(exchange, "fits_beside", lambda *arguments: True)
+    monkeypatch.setattr(fleet_switch, "fits_beside", lambda *arguments: True)
     with guarded(tmp_path, {GATEWAY: {}}, host="0.0.0.0", gateway_id="la2"):
         spec = spec_of().model_copy(update={"host": "0.0.0.0", "metrics_host": "0.0.0.0"})
         write_whole(spec_path(tmp_path), spec.model_dump_json())
         resolved = config(f"server.side_channel_safe={str(is_safe).lower()}")
         after = as_running(PreparedServer(resolved, cast(Any, None), tmp_path), tmp_path)
 
-        reason = exchange.obstacle(after, tmp_path)
+        reason = fleet_switch.obstacle(after, tmp_path)
 
     assert (reason is not None and "side_channel_safe" in reason) is is_safe
 
@@ -81,7 +81,7 @@ def test_the_gateway_goes_over_to_the_new_server(new_dir: Path) -> None:
 
 
 def test_the_gateway_goes_back_if_something_fails_after_it_has_followed(new_dir: Path, monkeypatch) -> None:
-    monkeypatch.setattr(exchange, "_FOLLOW_S", 0.0)
+    monkeypatch.setattr(fleet_switch, "_FOLLOW_S", 0.0)
     (new_dir / STATE).mkdir()  # cannot be written
 
     with pytest.raises(IsADirectoryError):

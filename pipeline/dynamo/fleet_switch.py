@@ -19,9 +19,9 @@ import httpx
 from pydantic import ValidationError
 
 from pipeline.config.folders import Folders
-from pipeline.dynamo.card import card_dir, write_card
 from pipeline.dynamo.fleet import Fleet, start_fleet, stop_fleet
 from pipeline.dynamo.membership import JOIN_AGAIN, compare_with_members, membership_of
+from pipeline.dynamo.model_card import card_dir, write_card
 from pipeline.dynamo.running_fleet import has_joined
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError

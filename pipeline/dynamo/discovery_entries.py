@@ -21,7 +21,7 @@ _LATE_S = 3.0
 _RESTORE_S = 30.0
 
 
-class Entries:
+class DiscoveryEntries:
     """Discovery entries of one worker. folder: Dynamo's discovery folder. worker_id: Dynamo's id of the worker.
     pattern: glob pattern of the worker's files."""
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.dynamo import batch
-from pipeline.dynamo.batch import BatchRequest, failure_text, journal_path, read_batch, run_batch
+from pipeline.dynamo import openai_batch
+from pipeline.dynamo.openai_batch import BatchRequest, failure_text, journal_path, read_batch, run_batch
 from pipeline.errors import ServerError, UserError
 from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
@@ -39,7 +39,7 @@ class Api:
                 if api.fails_at == body["n"]:
                     api.may_fail.wait(PATIENCE_S)
                     return
-                status = 404 if self.path not in batch._URLS else 400 if body["n"] < 0 else 200
+                status = 404 if self.path not in openai_batch._URLS else 400 if body["n"] < 0 else 200
                 if api.busy:
                     api.busy -= 1
                     status = 503
@@ -149,7 +149,7 @@ def test_ctrl_c_ends_a_run_that_is_still_starting(api, tmp_path, monkeypatch):
 
 
 def test_a_request_that_was_to_be_sent_again_is_not_done_when_the_run_is_cut_off(api, tmp_path, monkeypatch):
-    monkeypatch.setattr(batch, "_FIRST_PAUSE_S", PATIENCE_S)
+    monkeypatch.setattr(openai_batch, "_FIRST_PAUSE_S", PATIENCE_S)
     out = tmp_path / "out.jsonl"
     api.busy, api.fails_at = 1, 1
     api.may_fail.clear()
@@ -203,7 +203,7 @@ def test_what_is_no_character_is_left_to_the_server(api, tmp_path):
 
 
 def test_a_busy_server_is_asked_again_and_a_wrong_request_is_not(api, tmp_path, monkeypatch):
-    monkeypatch.setattr(batch, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(openai_batch, "_FIRST_PAUSE_S", 0.01)
     api.busy = 3
 
     assert run(requests(-1, 2), tmp_path / "out.jsonl", api) == 1
@@ -242,7 +242,7 @@ def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(content, api, tm
 
 def test_two_runs_do_not_write_the_same_output(api, tmp_path):
     out = tmp_path / "out.jsonl"
-    with batch._opened_journal(out), pytest.raises(UserError, match="Another `lookahead batch` writes"):
+    with openai_batch._opened_journal(out), pytest.raises(UserError, match="Another `lookahead batch` writes"):
         run(requests(1), out, api)
     assert run(requests(1), out, api) == 0
 
