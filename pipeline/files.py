@@ -21,7 +21,7 @@ STDOUT = Path("/dev/stdout")
 _LITTLE_SPACE = 1 << 20
 
 
-def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
+def write_atomically(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
     """Write a file atomically (text as UTF-8): write a temporary file beside it, flush it to disk, rename it. Also
     removes temporary files of killed writers. A link is kept, and the file that it names is written; a pipe or a device
     is written directly. private: only the owner can read the file. Raises OSError, without leaving a temporary file."""
@@ -120,9 +120,9 @@ def read_location(location: str | Path) -> bytes:
 
 
 def write_location(location: str | Path, content: Iterable[bytes]) -> None:
-    """Write a file at a path, as `write_whole` does, or at a URL of fsspec. Raises OSError with a reason."""
+    """Write a file at a path, as `write_atomically` does, or at a URL of fsspec. Raises OSError with a reason."""
     if not is_url(location):
-        return write_whole(Path(location), content)
+        return write_atomically(Path(location), content)
     with _opened(str(location), "wb") as file:
         for piece in content:
             file.write(piece)

@@ -88,7 +88,7 @@ REFUSED = {
 
 # Types of rotary embeddings that depend on the text's length at all positions: a draft token beyond the limit would
 # change the tokens before it, so drafts would not be lossless. "su" is an older name of longrope.
-MOVING_ROPE = ("dynamic", "longrope", "su")
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope", "su")
 
 
 def check_architecture(name: str, where: str) -> None:
@@ -115,12 +115,12 @@ def check_rope(config: Mapping[str, Any], where: str) -> None:
     for base in bases:
         if base is not None and not (isinstance(base, int | float) and 0 < base < math.inf):
             raise CheckpointError(f"{where}: rope_theta in config.json: found {base!r}; should be a number above 0.")
-    refuse_moving_rope(kinds, where)
+    refuse_length_dependent_rope(kinds, where)
 
 
-def refuse_moving_rope(kinds: Iterable[object], where: str) -> None:
-    """Raise CheckpointError if one of these types of rotary embeddings is in `MOVING_ROPE`."""
-    if moving := [kind for kind in kinds if kind in MOVING_ROPE]:
+def refuse_length_dependent_rope(kinds: Iterable[object], where: str) -> None:
+    """Raise CheckpointError if one of these types of rotary embeddings is in `LENGTH_DEPENDENT_ROPE`."""
+    if moving := [kind for kind in kinds if kind in LENGTH_DEPENDENT_ROPE]:
         raise CheckpointError(
             f"{where} uses rotary embeddings of type '{moving[0]}', which change for all tokens once a text is long; "
             "drafts would not be lossless. Use a variant of the model with a fixed context length."

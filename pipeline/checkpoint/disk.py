@@ -73,7 +73,7 @@ def naming_full_disk(target: Path) -> Iterator[None]:
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def atomic_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder. It is renamed to `target` if the block succeeds, and removed otherwise. An older target is
     replaced. Raises UserError if the folder cannot be created or the disk is full."""
     make_folder(target.parent)
@@ -91,7 +91,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, which only one process can hold, and remove unfinished folders of killed processes."""
     make_folder(folder)
     handle = os.open(folder, os.O_RDONLY)

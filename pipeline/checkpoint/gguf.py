@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.checkpoint.checkpoint import Checkpoint
-from pipeline.checkpoint.hashing import remembered_sha256
+from pipeline.checkpoint.hashing import cached_sha256
 from pipeline.config.bare_checkpoint import GGUF_ARCHITECTURES
 from pipeline.errors import CheckpointError
 
@@ -28,7 +28,7 @@ def open_gguf(path: Path, architecture: str, cache_dir: Path) -> Checkpoint:
             f"{path} has architecture {found!r}; the model config has {architecture!r}. Correct the "
             f"config. Supported in GGUF files: {known}."
         )
-    return Checkpoint(path.parent, path.name, architecture, remembered_sha256(path, cache_dir), (path,))
+    return Checkpoint(path.parent, path.name, architecture, cached_sha256(path, cache_dir), (path,))
 
 
 def missing_settings(path: Path, architecture: str) -> dict[str, int | None]:

@@ -11,7 +11,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.files import write_whole
+from pipeline.files import write_atomically
 
 # Smaller files are hashed every time, which takes milliseconds.
 _REMEMBER_FROM_BYTES = 16 << 20
@@ -27,7 +27,7 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def remembered_sha256(path: Path, cache_dir: Path) -> str:
+def cached_sha256(path: Path, cache_dir: Path) -> str:
     """As `file_sha256`, with a cache of large files' hashes in cache_dir/hashes.json."""
     stat = path.stat()
     if stat.st_size < _REMEMBER_FROM_BYTES:
@@ -54,4 +54,4 @@ def _read(store: Path) -> dict[str, str]:
 def _write(store: Path, known: dict[str, str]) -> None:
     with suppress(OSError):  # a read-only cache only costs time
         store.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(store, json.dumps(known))
+        write_atomically(store, json.dumps(known))

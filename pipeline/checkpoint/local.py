@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.checkpoint.architectures import check_rope
 from pipeline.checkpoint.checkpoint import Checkpoint
-from pipeline.checkpoint.hashing import remembered_sha256
+from pipeline.checkpoint.hashing import cached_sha256
 from pipeline.config.bare_checkpoint import INDEX, json_object, named_architecture
 from pipeline.errors import CheckpointError
 
@@ -139,5 +139,5 @@ def _is_shard(name: object) -> bool:
 def _hash_files(paths: tuple[Path, ...], cache_dir: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(paths):
-        digest.update(f"{path.name}\0{remembered_sha256(path, cache_dir)}\n".encode())
+        digest.update(f"{path.name}\0{cached_sha256(path, cache_dir)}\n".encode())
     return digest.hexdigest()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.checkpoint.architectures import check_rope, refuse_moving_rope
+from pipeline.checkpoint.architectures import check_rope, refuse_length_dependent_rope
 from pipeline.checkpoint.gguf import missing_settings
 from pipeline.errors import CheckpointError
 
@@ -112,7 +112,7 @@ def check_model(model: PreTrainedModel, where: str) -> None:
     """Raise CheckpointError as `check_config` does, for the layers that transformers created from a config."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
-        refuse_moving_rope(kinds.values() if isinstance(kinds, Mapping) else [kinds], where)
+        refuse_length_dependent_rope(kinds.values() if isinstance(kinds, Mapping) else [kinds], where)
         if getattr(module, "is_causal", True) is False:
             raise CheckpointError(
                 f"{where} has attention that is not causal, so it cannot generate text. Use a causal variant of the "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.checkpoint.architectures import check_architecture
 from pipeline.checkpoint.checkpoint import Checkpoint
-from pipeline.checkpoint.disk import alone_in, require_space, whole_folder
+from pipeline.checkpoint.disk import atomic_folder, locked_folder, require_space
 from pipeline.checkpoint.local import open_folder
 from pipeline.checkpoint.model_config import check_layers, loading_errors, reason
 from pipeline.checkpoint.tokenizer_files import save_tokenizer
@@ -100,9 +100,9 @@ def make_random(source: RandomCheckpoint, architecture: str, num_parameters: int
     folder = cache_dir / "random" / content_hash[:16]
     if not (folder / "config.json").is_file():
         require_space(folder, 4 * num_parameters, "Making a random checkpoint", CheckpointError)
-        with alone_in(folder.parent):
+        with locked_folder(folder.parent):
             if not (folder / "config.json").is_file():  # another process may have made it meanwhile
-                with whole_folder(folder) as partial:
+                with atomic_folder(folder) as partial:
                     _write(source, architecture, partial)
     return open_folder(folder, architecture, cache_dir, content_hash)
 

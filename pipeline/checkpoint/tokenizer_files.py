@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.files import write_whole
+from pipeline.files import write_atomically
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,7 +65,7 @@ def _readable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     # A new file, because the old one may be a hard link.
-    write_whole(folder / SETTINGS, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(folder / SETTINGS, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
 
 def _settings(folder: Path) -> dict[str, Any]:

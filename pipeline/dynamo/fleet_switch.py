@@ -25,7 +25,7 @@ from pipeline.dynamo.model_card import card_dir, write_card
 from pipeline.dynamo.running_fleet import has_joined
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
-from pipeline.files import write_whole
+from pipeline.files import write_atomically
 from pipeline.gateway.spec import TRITON_KEY_HEADER, GatewayStatus, status_path
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.gateway import deployment_spec, end_gateway_with, read_gateway_spec, set_deployment, spec_path
@@ -165,7 +165,7 @@ def _redirect_gateway(old: ServerState, fleet: Fleet, after: PreparedServer, bas
         set_deployment(new_dir, deployment)
         _wait(lambda: _status(new_dir).triton_http == tritons[0].http, _FOLLOW_S)
         end_gateway_with(new_dir, [state.server_id for state in states])
-        write_whole(new_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
+        write_atomically(new_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
         fleet.servers[0].state = state
         set_serving(base, new_dir)
     except BaseException as error:

@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple
 import httpx
 
 from pipeline.errors import RequestError, ServerError, UserError
-from pipeline.files import try_lock, write_whole
+from pipeline.files import try_lock, write_atomically
 from pipeline.json_lines import json_rows, reading
 from pipeline.server.client import is_behind_proxy
 
@@ -133,7 +133,7 @@ def run_batch(
                 pool.shutdown(cancel_futures=True)
                 raise
         lines = [done[request.digest] for request in requests]
-        write_whole(out, "".join(f"{line}\n" for line in lines))
+        write_atomically(out, "".join(f"{line}\n" for line in lines))
         journal_path(out).unlink()
     return [result for result in map(json.loads, lines) if result["response"]["status_code"] != 200]
 

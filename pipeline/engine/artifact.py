@@ -23,8 +23,8 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from pipeline.checkpoint.disk import PARTIAL, link_or_copy, make_folder, whole_folder
-from pipeline.checkpoint.hashing import remembered_sha256
+from pipeline.checkpoint.disk import PARTIAL, atomic_folder, link_or_copy, make_folder
+from pipeline.checkpoint.hashing import cached_sha256
 from pipeline.config.folders import Folders
 from pipeline.config.loading import RESOLVED
 from pipeline.config.resolution import dump_resolved, load_resolved
@@ -32,7 +32,7 @@ from pipeline.config.schema import Frozen, ResolvedConfig
 from pipeline.engine.backend import backend_of
 from pipeline.engine.fingerprint import Fingerprint, commit, differences
 from pipeline.errors import BuildError, ConfigError
-from pipeline.files import wait_for_lock, write_whole
+from pipeline.files import wait_for_lock, write_atomically
 
 ENGINE, TOKENIZER, MANIFEST = "engine", "tokenizer", "manifest.json"
 LOCKS = ".locks"
@@ -126,9 +126,9 @@ def write_artifact(
 ) -> Artifact:
     """Call `fill` to write engine/ and tokenizer/ into a temporary folder, add the manifest, and rename it to
     `folder`. Folders of later stages stay, because a server that restarts needs its repository."""
-    with whole_folder(folder) as partial:
+    with atomic_folder(folder) as partial:
         fill(partial)
-        write_whole(partial / RESOLVED, dump_resolved(resolved))
+        write_atomically(partial / RESOLVED, dump_resolved(resolved))
         _describe(partial, resolved, fingerprint, cache_dir)
         for later in folder.glob("*"):
             if later.is_dir() and not (partial / later.name).exists():
@@ -139,7 +139,7 @@ def write_artifact(
 def refresh_resolved(artifact: Artifact, resolved: ResolvedConfig, cache_dir: Path) -> Artifact:
     """Replace the settings of an artifact by ones that differ only in keys that the engine does not depend on (server,
     drafting). Other files are untouched, so a server can use the folder meanwhile."""
-    write_whole(artifact.folder / RESOLVED, dump_resolved(resolved))
+    write_atomically(artifact.folder / RESOLVED, dump_resolved(resolved))
     _describe(artifact.folder, resolved, artifact.manifest.fingerprint, cache_dir)
     return load_artifact(artifact.folder, cache_dir)
 
@@ -212,7 +212,7 @@ def _check_files(folder: Path, manifest: Manifest, cache_dir: Path, remedy: str)
         path = folder / name
         if path.stat().st_size != entry.size:
             raise BuildError(f"{path} has {path.stat().st_size} bytes; it was built with {entry.size}. {remedy}")
-        if remembered_sha256(path, cache_dir) != entry.sha256:
+        if cached_sha256(path, cache_dir) != entry.sha256:
             raise BuildError(f"{path} was changed after the build: its SHA-256 differs from the manifest. {remedy}")
 
 
@@ -232,7 +232,7 @@ def _describe(folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, 
         if not path.is_symlink() and path.stat().st_mode & 0o777 != 0o644:
             path.chmod(0o644)
         name = path.relative_to(folder).as_posix()
-        entries.append(FileEntry(path=name, size=path.stat().st_size, sha256=remembered_sha256(path, cache_dir)))
+        entries.append(FileEntry(path=name, size=path.stat().st_size, sha256=cached_sha256(path, cache_dir)))
     manifest = Manifest(
         model=resolved.model.name,
         profile=resolved.profile.name,
@@ -244,7 +244,7 @@ def _describe(folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, 
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         commit=commit(),
     )
-    write_whole(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+    write_atomically(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
 
 def _files(folder: Path) -> Iterator[Path]:

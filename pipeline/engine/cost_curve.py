@@ -22,7 +22,7 @@ from pipeline.engine.backend import backend_of
 from pipeline.engine.fingerprint import cpu_name, digest_of
 from pipeline.engine.machine_load import MachineLoad
 from pipeline.errors import BuildError
-from pipeline.files import write_whole
+from pipeline.files import write_atomically
 
 # Share of the cores that other programs used above which a curve misleads the planner. Of three repeats of a pass the
 # least counts, so up to a quarter most sizes have an undisturbed time, and drafts planned with the curve cost less than
@@ -104,7 +104,7 @@ def save_cost_curve(artifact: Artifact, points: tuple[CostPoint, ...], load: Mac
     path = cost_curve_path(artifact)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content.model_dump_json(indent=1) + "\n")
+        write_atomically(path, content.model_dump_json(indent=1) + "\n")
     except OSError as error:
         raise BuildError(f"The cost curve cannot be written to {path}: {error.strerror}.") from error
     return content

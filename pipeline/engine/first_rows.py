@@ -21,7 +21,7 @@ from pipeline.engine.artifact import FIRST_ROWS, Artifact
 from pipeline.engine.backend import backend_of
 from pipeline.engine.contract import Engine, VerifyItem
 from pipeline.errors import BuildError
-from pipeline.files import read_arrays, write_whole
+from pipeline.files import read_arrays, write_atomically
 
 # Candidates per row.
 WIDTH = 8
@@ -79,7 +79,7 @@ def save_first_rows(artifact: Artifact, stored: StoredRows) -> None:
     path = first_rows_path(artifact)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, [content.getvalue()])
+        write_atomically(path, [content.getvalue()])
     except OSError as error:
         raise BuildError(f"The first rows cannot be written to {path}: {error.strerror}.") from error
 

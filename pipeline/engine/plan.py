@@ -14,7 +14,7 @@ from pipeline.engine.artifact import PLAN_SUFFIX, artifact_dir, artifacts_of, lo
 from pipeline.engine.backend import backend_of
 from pipeline.engine.fingerprint import differences
 from pipeline.errors import BuildError
-from pipeline.files import write_whole
+from pipeline.files import write_atomically
 
 
 def engine_plan(resolved: ResolvedConfig, folders: Folders) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def write_plan(plan: Mapping[str, Any], resolved: ResolvedConfig, folders: Folde
     """Write a plan as JSON beside the engines of its model. Returns the path."""
     path = folders.engines / resolved.model.name / f"{resolved.profile.name}{PLAN_SUFFIX}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(plan, indent=2) + "\n")
+    write_atomically(path, json.dumps(plan, indent=2) + "\n")
     return path
 
 

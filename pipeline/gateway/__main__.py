@@ -19,7 +19,7 @@ import uvloop
 from pydantic import ValidationError
 from starlette.types import ASGIApp
 
-from pipeline.files import write_whole
+from pipeline.files import write_atomically
 from pipeline.gateway.connections import (
     GRACE_S,
     by_port,
@@ -105,7 +105,7 @@ async def _follow_spec(deployments: Deployments, spec_path: Path) -> None:
         )
         if now != status:
             with suppress(OSError):  # a full disk may have room later
-                write_whole(status_path(spec_path), now.model_dump_json() + "\n", private=True)
+                write_atomically(status_path(spec_path), now.model_dump_json() + "\n", private=True)
                 status = now
         await asyncio.sleep(_POLL_S)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 from tritonclient.grpc import model_config_pb2 as pb
 
-from pipeline.checkpoint.disk import whole_folder
+from pipeline.checkpoint.disk import atomic_folder
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import RepositoryError
 from pipeline.llmapi.settings import Method, draft_settings, model_yaml
@@ -38,7 +38,7 @@ def render_llmapi(
     code = source / SOURCE / "model.py"
     if not code.is_file():
         raise RepositoryError(f"There is no {code}. Set LOOKAHEAD_HOME to a checkout with triton_repo/.")
-    with whole_folder(out_dir) as partial:
+    with atomic_folder(out_dir) as partial:
         version = partial / MODEL / VERSION
         version.mkdir(parents=True)
         (partial / MODEL / CONFIG).write_text(model_config.to_text(llmapi_config(decoupled)), encoding="utf-8")

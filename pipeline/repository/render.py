@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from pipeline.checkpoint.disk import whole_folder
+from pipeline.checkpoint.disk import atomic_folder
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import backend_of
@@ -53,7 +53,7 @@ def render(resolved: ResolvedConfig, artifact: Artifact, out_dir: Path, source: 
     source: the folder triton_repo/ with the code of the models. Raises RepositoryError if code is missing.
     """
     configs = model_configs(resolved, artifact)
-    with whole_folder(out_dir) as partial:
+    with atomic_folder(out_dir) as partial:
         for config in configs:
             _write_model(config, source, partial)
 

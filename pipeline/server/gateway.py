@@ -11,7 +11,7 @@ from pipeline.config.folders import CODE
 from pipeline.config.schema import ResolvedConfig
 from pipeline.config.threads import NUM_THREADS
 from pipeline.engine.start_command import Listening, Ports
-from pipeline.files import write_whole
+from pipeline.files import write_atomically
 from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, TritonSpec, status_path
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, public_models
 from pipeline.server.discovery import listed_s
@@ -52,7 +52,7 @@ def gateway_service(
     )
     path = spec_path(run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, spec.model_dump_json(), private=True)
+    write_atomically(path, spec.model_dump_json(), private=True)
     status_path(path).unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(CODE), NUM_THREADS: "1"}
     url = f"http://{reachable(server.host)}:{public.http}"
@@ -106,7 +106,7 @@ def read_gateway_spec(run_dir: Path) -> GatewaySpec:
 def set_deployment(run_dir: Path, deployment: DeploymentSpec) -> None:
     """Put other servers behind the running gateway, which polls its spec."""
     spec = read_gateway_spec(run_dir).model_copy(update={"deployment": deployment})
-    write_whole(spec_path(run_dir), spec.model_dump_json(), private=True)
+    write_atomically(spec_path(run_dir), spec.model_dump_json(), private=True)
 
 
 def end_gateway_with(run_dir: Path, server_ids: Sequence[str]) -> None:

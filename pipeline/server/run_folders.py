@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from pipeline.config.folders import Folders
 from pipeline.errors import UserError
-from pipeline.files import wait_for_lock, write_whole
+from pipeline.files import wait_for_lock, write_atomically
 
 RUN = ".run"
 _SERVING, _SECOND = "serving", "second"
@@ -55,7 +55,7 @@ def free_dir(base: Path) -> Path:
 
 def set_serving(base: Path, folder: Path) -> None:
     """Record the run folder in which servers run from now on."""
-    write_whole(base / _SERVING, ("" if folder == base else _SECOND) + "\n")
+    write_atomically(base / _SERVING, ("" if folder == base else _SECOND) + "\n")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.backend import Note
 from pipeline.engine.start_command import MakeCommand
 from pipeline.errors import ServerError
-from pipeline.files import end_of_log, try_lock, write_whole
+from pipeline.files import end_of_log, try_lock, write_atomically
 from pipeline.server.failure import cannot_listen, explain_failure, transient_failure
 from pipeline.server.gateway import gateway_service, triton_spec
 from pipeline.server.guard import DRAIN_SECONDS, READY_FILE, GuardSpec, owner, release_guard, start_guard, stop_guard
@@ -120,7 +120,7 @@ def start_server(
                 resolved, repository, run_dir, make_command, with_openai, with_gateway, fleet_dir or run_dir
             )
             try:
-                write_whole(run_dir / STATE, server.state.model_dump_json(indent=2) + "\n", private=True)
+                write_atomically(run_dir / STATE, server.state.model_dump_json(indent=2) + "\n", private=True)
                 _wait_until_ready(server, resolved.profile.server.startup_timeout_s, note)
                 (run_dir / READY_FILE).touch()
                 if server.gateway is not None:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
-from pipeline.files import end_of_log, write_whole
+from pipeline.files import end_of_log, write_atomically
 from pipeline.server.guard import READY_FILE, GuardSpec, release_guard, start_guard, stop_guard
 from pipeline.server.log import LOG, keep_previous, was_stopped
 from pipeline.server.processes import MARK
@@ -140,7 +140,7 @@ def start_service(service: Service, run_dir: Path, *, ends_with: tuple[str, ...]
     )
     running = RunningService(service, state, folder, guard)
     try:
-        write_whole(folder / SERVICE_STATE, state.model_dump_json(indent=2) + "\n")
+        write_atomically(folder / SERVICE_STATE, state.model_dump_json(indent=2) + "\n")
     except BaseException:  # a full disk; without its state file no command would find the service
         running.stop()
         raise

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.files import write_whole
+from pipeline.files import write_atomically
 from pipeline.server.processes import marked_processes
 
 # Time limit for killed processes to end.
@@ -32,7 +32,7 @@ def locked_state(path: Path) -> Iterator[dict[str, Any]]:
         before = dict(state)
         yield state
         if state and state != before:
-            write_whole(path, json.dumps(state, indent=2) + "\n", private=True)  # it may hold Triton's key
+            write_atomically(path, json.dumps(state, indent=2) + "\n", private=True)  # it may hold Triton's key
     finally:
         os.close(folder)
 

@@ -12,32 +12,32 @@ from typing import BinaryIO, NoReturn
 import pytest
 
 from pipeline.bench.report.results import require_writable
-from pipeline.files import log_tail, partial_path, write_whole
+from pipeline.files import log_tail, partial_path, write_atomically
 
 
 def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    write_whole(path, "größer\n")
+    write_atomically(path, "größer\n")
     assert path.read_bytes() == "größer\n".encode()
-    write_whole(path, [b"a", b"", b"bc"])
+    write_atomically(path, [b"a", b"", b"bc"])
     assert path.read_bytes() == b"abc"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    write_whole(path, "old")
+    write_atomically(path, "old")
 
     def pieces() -> Iterator[bytes]:
         yield b"new"
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_whole(path, pieces())
+        write_atomically(path, pieces())
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(FileNotFoundError):
-        write_whole(tmp_path / "none" / "file", "new")
+        write_atomically(tmp_path / "none" / "file", "new")
 
 
 def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     require_writable(pipe)
-    write_whole(pipe, "new")
+    write_atomically(pipe, "new")
     assert os.read(reader, 10) == b"new"
     os.close(reader)
     assert pipe.is_fifo()
@@ -60,7 +60,7 @@ def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
     link.symlink_to(file)
     for content in ("first", "second"):
         require_writable(link)
-        write_whole(link, content)
+        write_atomically(link, content)
         assert link.is_symlink()
         assert file.read_text() == content
     assert list((tmp_path / "folder").iterdir()) == [file]
@@ -69,7 +69,7 @@ def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["", ".", "/"])
 def test_a_path_without_a_name_is_a_folder(path: str) -> None:
     with pytest.raises(IsADirectoryError):
-        write_whole(Path(path), "new")
+        write_atomically(Path(path), "new")
 
 
 def stopped_writer(path: Path) -> int:
@@ -87,7 +87,7 @@ def stopped_writer(path: Path) -> int:
 
 def write_and_end(path: Path, pieces: Iterator[bytes]) -> NoReturn:
     try:
-        write_whole(path, pieces)
+        write_atomically(path, pieces)
     finally:
         os._exit(0)
 
@@ -100,21 +100,21 @@ def test_what_a_killed_writer_left_goes_with_the_next_write_and_a_running_one_is
     (tmp_path / ".other.0.partial").write_text("of another file")
     assert len(list(tmp_path.iterdir())) == 3
 
-    write_whole(path, "mine")
+    write_atomically(path, "mine")
 
     assert path.read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 3  # without the one of the killed writer
     os.kill(running, signal.SIGCONT)
     assert os.waitpid(running, 0)[1] == 0
     assert path.read_bytes() == b"new" * 10_000
-    write_whole(other, "text")
+    write_atomically(other, "text")
     assert sorted(tmp_path.iterdir()) == [path, other]
 
 
 def test_a_writer_that_was_killed_before_it_wrote_anything_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     partial_path(path).touch()
-    write_whole(path, "text")
+    write_atomically(path, "text")
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -131,7 +131,7 @@ def test_a_file_that_is_removed_before_it_is_locked_is_made_again(
         lock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    write_whole(path, "text")
+    write_atomically(path, "text")
     assert removed
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_text() == "text"
@@ -140,7 +140,7 @@ def test_a_file_that_is_removed_before_it_is_locked_is_made_again(
 def test_the_file_has_the_mode_that_the_user_s_mask_gives(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        write_whole(tmp_path / "file", "text")
+        write_atomically(tmp_path / "file", "text")
     finally:
         os.umask(before)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640

@@ -29,7 +29,7 @@ from pipeline.checkpoint.tokenizer_files import make_portable
 from pipeline.config.schema import Dtype, ModelShape
 from pipeline.engine.backend import Note
 from pipeline.errors import BuildError, CheckpointError
-from pipeline.files import end_of_log, write_whole
+from pipeline.files import end_of_log, write_atomically
 from pipeline.server.leftovers import run_clean_up
 
 STAGE = "stage.json"
@@ -146,7 +146,7 @@ def begin(plan: Plan, stage: Stage) -> None:
 def finish(stage: Stage) -> None:
     """Mark a stage as finished, atomically."""
     content = {"digest": stage.digest, "fingerprint": stage.fingerprint, "files": _output_files(stage)}
-    write_whole(stage.folder / STAGE, json.dumps(content, indent=2) + "\n")
+    write_atomically(stage.folder / STAGE, json.dumps(content, indent=2) + "\n")
 
 
 def _output_files(stage: Stage) -> dict[str, list[int]]:
@@ -192,4 +192,4 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     # A new file, because the old one may be a hard link to the checkpoint's own, which must not change.
-    write_whole(path, json.dumps(value, indent=2) + "\n")
+    write_atomically(path, json.dumps(value, indent=2) + "\n")

@@ -13,7 +13,7 @@ from pipeline.decoding.drafting.reliability_row import ReliabilityRow
 from pipeline.decoding.planning.cost import CostPoint
 from pipeline.engine.machine_load import MachineLoad
 from pipeline.errors import UserError
-from pipeline.files import is_stream, partial_path, write_whole
+from pipeline.files import is_stream, partial_path, write_atomically
 from pipeline.json_lines import reading
 
 OVERALL = "overall"
@@ -125,7 +125,7 @@ def save_text(path: Path, text: str) -> None:
     """Write a file atomically. Raises UserError if it cannot be written."""
     require_writable(path)
     try:
-        write_whole(path, text)
+        write_atomically(path, text)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
 

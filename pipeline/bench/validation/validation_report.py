@@ -14,7 +14,7 @@ from pipeline.bench.report.results import load_results
 from pipeline.bench.validation.validation import StageResult, ValidationPlan, has_passed
 from pipeline.engine.backend import backend_of
 from pipeline.errors import UserError
-from pipeline.files import write_whole
+from pipeline.files import write_atomically
 from pipeline.markdown import markdown_table
 
 REPORT_JSON, REPORT_MARKDOWN, BENCH_JSON = "report.json", "report.md", "bench.json"
@@ -37,8 +37,8 @@ def report_of(plan: ValidationPlan, results: Sequence[StageResult]) -> dict[str,
 def write_report(out_dir: Path, report: dict[str, Any]) -> tuple[Path, Path]:
     """Write a report as Markdown and as JSON, atomically. Returns their paths."""
     markdown, data = out_dir / REPORT_MARKDOWN, out_dir / REPORT_JSON
-    write_whole(data, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    write_whole(markdown, report_markdown(report, out_dir / BENCH_JSON))
+    write_atomically(data, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(markdown, report_markdown(report, out_dir / BENCH_JSON))
     return markdown, data
 
 
@@ -89,9 +89,9 @@ def write_engine_report(folder: Path, options: Mapping[str, Any], results: Seque
     """Write engine.md and engine.json with the results so far. Returns the path of engine.md. options: of the
     checks."""
     report = {**manifest_of(None, dict(options)), "checks": list(results)}
-    write_whole(folder / ENGINE_JSON, json.dumps(report, indent=2) + "\n")
+    write_atomically(folder / ENGINE_JSON, json.dumps(report, indent=2) + "\n")
     path = folder / ENGINE_MARKDOWN
-    write_whole(path, "\n".join(_engine_lines(report)) + "\n")
+    write_atomically(path, "\n".join(_engine_lines(report)) + "\n")
     return path
 
 

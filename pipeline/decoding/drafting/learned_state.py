@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import UserError
-from pipeline.files import read_arrays, write_whole
+from pipeline.files import read_arrays, write_atomically
 
 # End of the names of files with the state of a drafter.
 STATE = ".state"
@@ -40,7 +40,7 @@ def save_arrays(path: Path, arrays: Arrays, fingerprint: str) -> None:
     body = content.getvalue()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, [MAGIC, hashlib.sha256(body).digest(), body])
+        write_atomically(path, [MAGIC, hashlib.sha256(body).digest(), body])
     except OSError as error:
         raise UserError(f"Learned state cannot be written to {path}: {error.strerror}.") from error
 

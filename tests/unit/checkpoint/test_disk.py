@@ -10,8 +10,8 @@ from typing import NoReturn
 import pytest
 from safetensors import SafetensorError
 
-from pipeline.checkpoint.disk import PARTIAL, alone_in, make_folder, require_space, whole_folder
-from pipeline.checkpoint.hashing import remembered_sha256
+from pipeline.checkpoint.disk import PARTIAL, atomic_folder, locked_folder, make_folder, require_space
+from pipeline.checkpoint.hashing import cached_sha256
 from pipeline.errors import BuildError, UserError
 from tests.command_line import exit_code
 
@@ -25,7 +25,7 @@ def fail(error: Exception) -> NoReturn:
 def test_folder_appears_at_the_end_and_replaces_an_older_one(tmp_path: Path) -> None:
     target = tmp_path / "target"
     for text in ("old", "new"):
-        with whole_folder(target) as partial:
+        with atomic_folder(target) as partial:
             (partial / "file").write_text(text, encoding="utf-8")
             assert text == "new" or not target.exists()
     assert (target / "file").read_text(encoding="utf-8") == "new"
@@ -37,7 +37,7 @@ def test_failure_keeps_the_old_folder_and_leaves_nothing_else(tmp_path: Path) ->
     target.mkdir()
 
     def fail_half_way() -> None:
-        with whole_folder(target) as partial:
+        with atomic_folder(target) as partial:
             (partial / "file").write_text("half", encoding="utf-8")
             raise RuntimeError
 
@@ -64,7 +64,7 @@ def test_space_is_looked_up_on_the_disk_of_a_folder_that_is_still_to_be_made(tmp
 )
 def test_a_full_disk_is_a_sentence_for_every_writer(error: Exception, tmp_path: Path) -> None:
     def fill() -> None:
-        with whole_folder(tmp_path / "target") as partial:
+        with atomic_folder(tmp_path / "target") as partial:
             (partial / "half").touch()
             fail(error)
 
@@ -91,7 +91,7 @@ def test_hashes_that_cannot_be_stored_only_cost_time(tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(bytes(16 << 20))
     no_folder = large
-    assert remembered_sha256(large, cache_dir=no_folder).startswith("080acf35")
+    assert cached_sha256(large, cache_dir=no_folder).startswith("080acf35")
 
 
 def test_one_at_a_time_makes_something_and_leftovers_of_killed_ones_go(tmp_path: Path) -> None:
@@ -100,10 +100,10 @@ def test_one_at_a_time_makes_something_and_leftovers_of_killed_ones_go(tmp_path:
     done: list[str] = []
 
     def second() -> None:
-        with alone_in(tmp_path):
+        with locked_folder(tmp_path):
             done.append("second")
 
-    with alone_in(tmp_path):
+    with locked_folder(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["made"]
         waiting = threading.Thread(target=second)
         waiting.start()

@@ -42,7 +42,7 @@ def test_a_full_disk_is_no_fault_of_the_tokenizer(
 
     write_tokenizer(Checkpoint(folder, None, "LlamaForCausalLM", "", ()), tmp_path / "own")
     monkeypatch.setattr(convert, "copy_tokenizer", fail)
-    with pytest.raises(OSError, match="No space left"):  # `whole_folder` reports it
+    with pytest.raises(OSError, match="No space left"):  # `atomic_folder` reports it
         write_tokenizer(Checkpoint(tmp_path / "own", None, "LlamaForCausalLM", "", ()), tmp_path / "copy")
 
 

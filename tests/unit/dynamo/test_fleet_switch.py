@@ -11,7 +11,7 @@ import pytest
 from pipeline.dynamo import fleet_switch
 from pipeline.dynamo.fleet import Fleet
 from pipeline.dynamo.running_fleet import as_running
-from pipeline.files import write_whole
+from pipeline.files import write_atomically
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.server.gateway import spec_path
 from pipeline.server.run_folders import serving_dir
@@ -31,13 +31,13 @@ def new_dir(tmp_path: Path) -> Path:
     """Run folder of the new server, with a gateway that has followed to it."""
     folder = tmp_path / "second"
     spec_path(folder).parent.mkdir(parents=True)
-    write_whole(spec_path(folder), spec_of().model_dump_json())
+    write_atomically(spec_path(folder), spec_of().model_dump_json())
     status = GatewayStatus(triton_http="127.0.0.1:11", num_running_earlier=0)
-    write_whole(status_path(spec_path(folder)), status.model_dump_json())
+    write_atomically(status_path(spec_path(folder)), status.model_dump_json())
     gateway = ServiceState(
         name=GATEWAY, server_id="la3", guard_pid=1, host="127.0.0.1", ports={}, started=0.0, ends_with=("la1",)
     )
-    write_whole(gateway_state_path(folder), gateway.model_dump_json())
+    write_atomically(gateway_state_path(folder), gateway.model_dump_json())
     return folder
 
 
@@ -65,7 +65,7 @@ def test_a_server_for_other_machines_is_exchanged_although_the_new_profile_has_a
     monkeypatch.setattr(fleet_switch, "fits_beside", lambda *arguments: True)
     with guarded(tmp_path, {GATEWAY: {}}, host="0.0.0.0", gateway_id="la2"):
         spec = spec_of().model_copy(update={"host": "0.0.0.0", "metrics_host": "0.0.0.0"})
-        write_whole(spec_path(tmp_path), spec.model_dump_json())
+        write_atomically(spec_path(tmp_path), spec.model_dump_json())
         resolved = config(f"server.side_channel_safe={str(is_safe).lower()}")
         after = as_running(PreparedServer(resolved, cast(Any, None), tmp_path), tmp_path)
 

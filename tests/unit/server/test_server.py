@@ -130,7 +130,7 @@ def test_a_server_that_a_full_disk_leaves_without_a_state_does_not_run_on(fake, 
     def full(path: Path, *arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("pipeline.server.server.write_whole", full)
+    monkeypatch.setattr("pipeline.server.server.write_atomically", full)
 
     with pytest.raises(OSError, match="No space"):
         start(tmp_path, detach=True)

@@ -124,7 +124,7 @@ def test_a_service_that_a_full_disk_leaves_without_a_state_does_not_run_on(run_d
     def full(path: Path, *arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("pipeline.server.service.write_whole", full)
+    monkeypatch.setattr("pipeline.server.service.write_atomically", full)
 
     with pytest.raises(OSError, match="No space"):
         start(run_dir, service())
