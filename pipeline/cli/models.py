@@ -30,7 +30,7 @@ def models(as_json: Json = False) -> None:
     """List the models that --model can name, with the memory that each needs on this machine's CPU."""
     from pipeline.checkpoint.fetch import describe_source
     from pipeline.config.loading import built_models, names_in
-    from pipeline.config.resolution import load_model, load_profile
+    from pipeline.config.resolution import load_model_config, load_profile
 
     where = folders()
 
@@ -41,7 +41,7 @@ def models(as_json: Json = False) -> None:
 
     load_profile(DEFAULT_PROFILE, where)  # reports its faults once, not for every model
     names = names_in(where.models)
-    found, faults = _find(names, load_model, lambda name: (name, DEFAULT_PROFILE), where)
+    found, faults = _find(names, load_model_config, lambda name: (name, DEFAULT_PROFILE), where)
     columns = ("model", "parameters", "context", "memory", "fits here", "checkpoint", "built for")
     _show(found, columns, cells, f"profile {DEFAULT_PROFILE}", as_json)
     if others := sorted(built_models(where).keys() - set(names)):
@@ -52,7 +52,7 @@ def models(as_json: Json = False) -> None:
 def profiles(model: Model = DEFAULT_MODEL, as_json: Json = False) -> None:
     """List the profiles that --profile can name, with the memory that each needs for a model on this machine's CPU."""
     from pipeline.config.loading import names_in
-    from pipeline.config.resolution import load_model, load_profile
+    from pipeline.config.resolution import load_model_config, load_profile
 
     where = folders()
 
@@ -61,7 +61,7 @@ def profiles(model: Model = DEFAULT_MODEL, as_json: Json = False) -> None:
         sizes = engine.max_batch_size, engine.max_seq_len, drafting.strategy, drafting.max_draft_tokens
         return (profile.name, *sizes, *fit, profile.description)
 
-    load_model(model, where)  # reports its faults once, not for every profile
+    load_model_config(model, where)  # reports its faults once, not for every profile
     found, faults = _find(names_in(where.profiles), load_profile, lambda name: (model, name), where)
     columns = ("profile", "batch", "context", "strategy", "draft tokens", "memory", "fits here", "")
     _show(found, columns, cells, f"model {model}", as_json)

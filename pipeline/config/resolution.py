@@ -136,7 +136,7 @@ def _with_checked_fix(
     return fault
 
 
-def load_model(name: str, where: Folders | None = None) -> ModelConfig:
+def load_model_config(name: str, where: Folders | None = None) -> ModelConfig:
     """Load one model. Raises ConfigError with all its faults."""
     return _load(_raw_model(name, where or folders()), ModelConfig)
 

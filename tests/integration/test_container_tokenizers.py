@@ -20,7 +20,7 @@ from pipeline.checkpoint.random import byte_tokenizer
 from pipeline.checkpoint.tokenizer_files import save_tokenizer
 from pipeline.config.folders import Folders, folders
 from pipeline.config.loading import names_in
-from pipeline.config.resolution import load_model, resolve_config
+from pipeline.config.resolution import load_model_config, resolve_config
 from tests.container.environment import container_environment
 from tests.container.text_path import MESSAGES, TEXTS
 from tests.processes import running
@@ -128,7 +128,9 @@ def test_a_made_tokenizer_has_the_same_ids_under_both_releases(check: Check, tmp
     assert check(tmp_path)["chat"] is not None
 
 
-NOT_ON_THE_HUB = [name for name in names_in(folders().models) if load_model(name, folders()).checkpoint.source != "hub"]
+NOT_ON_THE_HUB = [
+    name for name in names_in(folders().models) if load_model_config(name, folders()).checkpoint.source != "hub"
+]
 
 
 @pytest.mark.parametrize("name", NOT_ON_THE_HUB)

@@ -45,7 +45,7 @@ _NOT_FETCHED = "known once the checkpoint is fetched"
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class BuildStage:
     """A stage. folder: of the stage. output: its result in that folder. argv, docker_argv: its command, here and in the
     container. expected: required values of the output's config.json. digest: hash of the fingerprint."""
 
@@ -59,7 +59,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class ConversionStage(Stage):
+class ConversionStage(BuildStage):
     """Makes a TensorRT-LLM checkpoint. source: normalized checkpoint. call: see `Conversion`. request: file for it."""
 
     source: Path
@@ -69,7 +69,7 @@ class ConversionStage(Stage):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStage(Stage):
+class EngineStage(BuildStage):
     """Makes one engine. instance: the Triton model that serves it. flags: options of trtllm-build by name."""
 
     instance: Instance

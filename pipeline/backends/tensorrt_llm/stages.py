@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.backends.tensorrt_llm.docker import DROPPED_VARIABLES, remove_argv, stage_id
 from pipeline.backends.tensorrt_llm.normalize import expected_rotary, normalized
-from pipeline.backends.tensorrt_llm.plan import EngineStage, Plan, Stage
+from pipeline.backends.tensorrt_llm.plan import BuildStage, EngineStage, Plan
 from pipeline.backends.tensorrt_llm.readback import checkpoint_differences, engine_differences, require_equal
 from pipeline.backends.tensorrt_llm.shape import differences, shape_from_config
 from pipeline.checkpoint.checkpoint import Checkpoint
@@ -125,7 +125,7 @@ def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str
     return config
 
 
-def is_done(stage: Stage) -> bool:
+def is_done(stage: BuildStage) -> bool:
     """Whether the stage is finished and its output unchanged. An artifact links to the output, so a damaged engine is
     found here too."""
     try:
@@ -136,27 +136,27 @@ def is_done(stage: Stage) -> bool:
     return isinstance(found, dict) and (found.get("digest"), found.get("files")) == (stage.digest, files)
 
 
-def begin(plan: Plan, stage: Stage) -> None:
+def begin(plan: Plan, stage: BuildStage) -> None:
     """Empty the folder of a stage. First removes the container of a killed build, which would still write into it."""
     _remove_container(plan, stage)
     shutil.rmtree(stage.folder, ignore_errors=True)
     stage.folder.mkdir(parents=True)
 
 
-def finish(stage: Stage) -> None:
+def finish(stage: BuildStage) -> None:
     """Mark a stage as finished, atomically."""
     content = {"digest": stage.digest, "fingerprint": stage.fingerprint, "files": _output_files(stage)}
     write_atomically(stage.folder / STAGE, json.dumps(content, indent=2) + "\n")
 
 
-def _output_files(stage: Stage) -> dict[str, list[int]]:
+def _output_files(stage: BuildStage) -> dict[str, list[int]]:
     """Size and time of the last change of each file of a stage's output."""
     files = sorted(path for path in stage.output.rglob("*") if path.is_file())
     states = ((path.relative_to(stage.output).as_posix(), path.stat()) for path in files)
     return {name: [state.st_size, state.st_mtime_ns] for name, state in states}
 
 
-def _run(plan: Plan, stage: Stage, what: str, run: Run) -> None:
+def _run(plan: Plan, stage: BuildStage, what: str, run: Run) -> None:
     log, start = stage.folder / LOG, time.monotonic()
     try:
         code = run(stage.argv if plan.where == "here" else stage.docker_argv, plan.environment, stage.folder, log)
@@ -169,7 +169,7 @@ def _run(plan: Plan, stage: Stage, what: str, run: Run) -> None:
         )
 
 
-def _remove_container(plan: Plan, stage: Stage) -> None:
+def _remove_container(plan: Plan, stage: BuildStage) -> None:
     if plan.where == "docker":
         run_clean_up(remove_argv(stage_id(stage.folder)))
 

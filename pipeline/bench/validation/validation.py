@@ -33,7 +33,7 @@ SERVER = "{server}"
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ValidationStage:
     """One command of a validation. arguments: of the `lookahead` command. needs: stages that must have passed. always:
     run also at the end of an interrupted run."""
 
@@ -84,7 +84,7 @@ class ValidationPlan:
         return (f"backend={self.backend}", *FREE_PORTS, *self.first_only, *self.overrides)
 
 
-def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[Stage, ...]:
+def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[ValidationStage, ...]:
     """The stages of a validation, in order. out_dir: folder of the bench's results."""
     which = ("--model", plan.model, "--profile", plan.profile, *_set(plan.settings))
     strategies = ",".join(plan.strategies)
@@ -96,23 +96,25 @@ def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[Stage, ...]:
     switch = ("switch", "--profile", plan.other_profile, *_set(plan.overrides))
     bench = ("bench", *which, "--url", SERVER, "--data", str(plan.data), "--strategies", strategies, *amount)
     return (
-        Stage("doctor", "findings about this machine", ("doctor", *which)),
-        Stage("plan", "every call of the build, without running it", ("engine", *which, "--dry-run")),
-        Stage("engine", "build of the engine", ("engine", *which), ("plan",)),
-        Stage("serve", "start of the server", ("serve", *which, "--background"), ("engine",)),
-        Stage("generate", "one prompt", one_prompt, ("serve",)),
-        Stage("verify", "identical tokens under every strategy, and those of transformers", verify, ("serve",)),
-        Stage("bench", "speed of each strategy", (*bench, "--json", bench_json), ("serve",)),
-        Stage("load", "eight clients at once", load, ("serve",)),
-        Stage("switch", f"profile {plan.other_profile} on the running server", switch, ("serve",)),
-        Stage("again", "one prompt under the other profile", one_prompt, ("switch",)),
-        Stage("status", "the server still runs", ("status",), ("serve",)),
-        Stage("stop", "end of the server and its processes", ("stop",), ("serve",), always=True),
+        ValidationStage("doctor", "findings about this machine", ("doctor", *which)),
+        ValidationStage("plan", "every call of the build, without running it", ("engine", *which, "--dry-run")),
+        ValidationStage("engine", "build of the engine", ("engine", *which), ("plan",)),
+        ValidationStage("serve", "start of the server", ("serve", *which, "--background"), ("engine",)),
+        ValidationStage("generate", "one prompt", one_prompt, ("serve",)),
+        ValidationStage(
+            "verify", "identical tokens under every strategy, and those of transformers", verify, ("serve",)
+        ),
+        ValidationStage("bench", "speed of each strategy", (*bench, "--json", bench_json), ("serve",)),
+        ValidationStage("load", "eight clients at once", load, ("serve",)),
+        ValidationStage("switch", f"profile {plan.other_profile} on the running server", switch, ("serve",)),
+        ValidationStage("again", "one prompt under the other profile", one_prompt, ("switch",)),
+        ValidationStage("status", "the server still runs", ("status",), ("serve",)),
+        ValidationStage("stop", "end of the server and its processes", ("stop",), ("serve",), always=True),
     )
 
 
 def run_stages(
-    stages: Sequence[Stage],
+    stages: Sequence[ValidationStage],
     out_dir: Path,
     environment: Mapping[str, str],
     server_address: Callable[[], str | None],
@@ -164,12 +166,12 @@ def has_passed(results: Sequence[StageResult]) -> bool:
     return all(result.outcome == "passed" for result in results)
 
 
-def _result(stage: Stage, arguments: Sequence[str], outcome: Outcome, **more: Any) -> StageResult:
+def _result(stage: ValidationStage, arguments: Sequence[str], outcome: Outcome, **more: Any) -> StageResult:
     return StageResult(stage.name, stage.purpose, f"lookahead {' '.join(arguments)}", outcome, **more)
 
 
 def _run(
-    stage: Stage, arguments: Sequence[str], log: Path, environment: Mapping[str, str], timeout_s: float
+    stage: ValidationStage, arguments: Sequence[str], log: Path, environment: Mapping[str, str], timeout_s: float
 ) -> StageResult:
     started = time.monotonic()
     with log.open("wb") as file:

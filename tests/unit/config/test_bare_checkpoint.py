@@ -14,7 +14,7 @@ from gguf import GGUFWriter
 
 from pipeline.config.bare_checkpoint import settings_from_folder, transport_errors
 from pipeline.config.loading import RawSettings, built_models
-from pipeline.config.resolution import dump_resolved, load_model, resolve_config
+from pipeline.config.resolution import dump_resolved, load_model_config, resolve_config
 from pipeline.errors import ConfigError
 from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
 
@@ -40,9 +40,9 @@ def test_a_path_is_no_name_of_a_config(tmp_path: Path, monkeypatch: pytest.Monke
     write(tmp_path / "smollm2-135m.yaml", (SHIPPED.models[-1] / "smollm2-135m.yaml").read_text())
     monkeypatch.chdir(tmp_path)
     for path in ("./smollm2-135m", str(folder), f"../{tmp_path.name}/smollm2-135m"):
-        assert load_model(path, SHIPPED).architecture == "MistralForCausalLM"
+        assert load_model_config(path, SHIPPED).architecture == "MistralForCausalLM"
     for other in ("smollm2-135m", "./smollm2-135m.yaml"):
-        assert load_model(other, SHIPPED).architecture == "LlamaForCausalLM"
+        assert load_model_config(other, SHIPPED).architecture == "LlamaForCausalLM"
 
 
 def folder_with(tmp_path: Path, architecture: str, **config: object) -> Path:

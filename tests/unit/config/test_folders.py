@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config.folders import SHIPPED, folders
 from pipeline.config.loading import find_model, names_in
-from pipeline.config.resolution import load_model
+from pipeline.config.resolution import load_model_config
 from pipeline.errors import ConfigError
 
 
@@ -52,8 +52,8 @@ def test_configs_of_the_working_folder_take_precedence(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     where = folders({})
     assert find_model("llama2-7b", where) == own / "llama2-7b.yaml"
-    assert load_model("llama2-7b", where).description == "Our Llama"
+    assert load_model_config("llama2-7b", where).description == "Our Llama"
     # Its base lies with the shipped configs.
-    assert load_model("own-llama", where).architecture == "LlamaForCausalLM"
+    assert load_model_config("own-llama", where).architecture == "LlamaForCausalLM"
     assert find_model("smollm2-135m", where) == SHIPPED / "configs/models/smollm2-135m.yaml"
     assert set(names_in(where.models)) == {*names_in([SHIPPED / "configs/models"]), "own-llama"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.resolution import load_model, resolve_config
+from pipeline.config.resolution import load_model_config, resolve_config
 from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
 
 
@@ -46,7 +46,7 @@ def test_a_checkpoint_of_another_source_replaces_that_of_the_base(tmp_path: Path
             "checkpoint": {"source": "gguf", "path": "/x.gguf"},
         },
     )
-    assert load_model(str(own), SHIPPED).checkpoint.source == "gguf"
+    assert load_model_config(str(own), SHIPPED).checkpoint.source == "gguf"
 
 
 @pytest.mark.parametrize(

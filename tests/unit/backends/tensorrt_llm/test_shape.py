@@ -9,13 +9,13 @@ import pytest
 from pipeline.backends.tensorrt_llm.shape import differences, shape_from_config, shape_of
 from pipeline.config.folders import folders
 from pipeline.config.loading import names_in
-from pipeline.config.resolution import load_model
+from pipeline.config.resolution import load_model_config
 from pipeline.config.schema import LocalCheckpoint
 
 
 @pytest.mark.parametrize("name", names_in(folders().models))
 def test_shipped_sizes_add_up_to_the_parameters_that_the_model_has(name):
-    model = load_model(name)
+    model = load_model_config(name)
     shape = shape_of(model)
     assert shape is not None
     heads, kv = shape.num_attention_heads, shape.num_key_value_heads
@@ -30,7 +30,7 @@ def test_shipped_sizes_add_up_to_the_parameters_that_the_model_has(name):
 def test_a_local_checkpoint_is_read(tmp_path):
     config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    model = load_model("tiny-random-llama")
+    model = load_model_config("tiny-random-llama")
     local = model.model_copy(update={"checkpoint": LocalCheckpoint(path=str(tmp_path))})
     shape = shape_of(local)
     assert shape is not None

@@ -13,9 +13,9 @@ from pipeline.backends.tensorrt_llm.rules import check
 from pipeline.bench.validation import validation
 from pipeline.bench.validation.validation import (
     SERVER,
-    Stage,
     StageResult,
     ValidationPlan,
+    ValidationStage,
     has_passed,
     private_folders,
     run_stages,
@@ -46,18 +46,20 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *stages: Stage, timeout_s: float = PATIENCE_S, address: str | None = "h:1") -> list[StageResult]:
+def run(
+    folder: Path, *stages: ValidationStage, timeout_s: float = PATIENCE_S, address: str | None = "h:1"
+) -> list[StageResult]:
     return run_stages(stages, folder / "out", dict(os.environ), lambda: address, timeout_s)
 
 
 def test_a_failing_stage_takes_only_those_with_it_that_need_it(commands):
     results = run(
         commands,
-        Stage("a", "", ("0",)),
-        Stage("b", "", ("3", "words"), ("a",)),
-        Stage("c", "", ("0",), ("b",)),
-        Stage("d", "", ("0",), ("a",)),
-        Stage("e", "", ("0",), ("c",)),
+        ValidationStage("a", "", ("0",)),
+        ValidationStage("b", "", ("3", "words"), ("a",)),
+        ValidationStage("c", "", ("0",), ("b",)),
+        ValidationStage("d", "", ("0",), ("a",)),
+        ValidationStage("e", "", ("0",), ("c",)),
     )
     assert [(r.name, r.outcome, r.exit_code) for r in results] == [
         ("a", "passed", 0),
@@ -75,15 +77,15 @@ def test_a_failing_stage_takes_only_those_with_it_that_need_it(commands):
 
 
 def test_a_stage_that_hangs_is_ended_and_the_rest_goes_on(commands):
-    results = run(commands, Stage("a", "", ("hang",)), Stage("b", "", ("0",)), timeout_s=1.5)
+    results = run(commands, ValidationStage("a", "", ("hang",)), ValidationStage("b", "", ("0",)), timeout_s=1.5)
     assert [result.outcome for result in results] == ["failed", "passed"]
     assert "not done after" in results[0].reason
 
 
 def test_the_servers_address_is_filled_in_and_its_absence_reported(commands):
-    (result,) = run(commands, Stage("a", "", ("0", "--url", SERVER)))
+    (result,) = run(commands, ValidationStage("a", "", ("0", "--url", SERVER)))
     assert result.command == "lookahead 0 --url h:1"
-    (result,) = run(commands, Stage("a", "", ("0", "--url", SERVER)), address=None)
+    (result,) = run(commands, ValidationStage("a", "", ("0", "--url", SERVER)), address=None)
     assert (result.outcome, result.reason) == ("failed", "the server is gone")
 
 
@@ -92,7 +94,11 @@ def test_what_must_always_be_done_is_done_after_an_interruption(commands):
         if "2/3" in text:
             raise KeyboardInterrupt
 
-    stages = (Stage("a", "", ("0",)), Stage("b", "", ("1",)), Stage("stop", "", ("5",), always=True))
+    stages = (
+        ValidationStage("a", "", ("0",)),
+        ValidationStage("b", "", ("1",)),
+        ValidationStage("stop", "", ("5",), always=True),
+    )
     with pytest.raises(KeyboardInterrupt):
         run_stages(stages, commands / "out", dict(os.environ), lambda: None, 20, note=interrupted)
     assert (commands / "ran").read_text().split() == ["0", "5"]
@@ -105,7 +111,7 @@ def test_an_interrupted_run_has_the_results_so_far_and_has_not_passed(commands):
         if "2/2" in text:
             raise KeyboardInterrupt
 
-    stages = (Stage("a", "", ("0",)), Stage("b", "", ("0", "word")))
+    stages = (ValidationStage("a", "", ("0",)), ValidationStage("b", "", ("0", "word")))
     with pytest.raises(KeyboardInterrupt):
         run_stages(stages, commands / "out", dict(os.environ), lambda: None, 20, interrupted, seen.append)
     (results,) = seen
