@@ -52,7 +52,7 @@ GROUPS = (
 PANELS = {
     "Serve": ("demo", "models", "profiles", "doctor", "engine", "repo", "serve", "status", "switch", "stop", "key"),
     "Query": ("chat", "generate", "batch"),
-    "Measure": ("verify", "bench", "load", "front-door", "report", "tune", "validate-gpu"),
+    "Measure": ("verify", "bench", "load", "api-overhead", "report", "tune", "validate-gpu"),
     "Maintain": ("trie", "clean", "dev"),
     "Research": ("research",),
 }

@@ -1,4 +1,4 @@
-"""The commands that measure a running server: load, front-door."""
+"""The commands that measure a running server: load, api-overhead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     app.command()(load)
-    app.command()(front_door)
+    app.command()(api_overhead)
 
 
 def load(
@@ -82,7 +82,7 @@ def load(
         raise typer.Exit(1)
 
 
-def front_door(
+def api_overhead(
     num_requests: Annotated[
         int, typer.Option("--requests", min=1, help="Number of requests through each interface.")
     ] = 100,
@@ -91,7 +91,7 @@ def front_door(
     """Compare time to first token through the OpenAI API and the gateway with Triton itself, on the running server.
 
     Sends one request at a time, to each in turn. The API key is LOOKAHEAD_API_KEY."""
-    from pipeline.bench.front_door import cost_of, endpoints_of, times_to_first_token
+    from pipeline.bench.api_overhead import cost_of, endpoints_of, times_to_first_token
     from pipeline.dynamo.fleet import openai_url
     from pipeline.server.run_folders import run_dir
     from pipeline.server.state import require_server

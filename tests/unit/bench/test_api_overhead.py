@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.bench.front_door import GATEWAY, OPENAI, TRITON, cost_of, endpoints_of, times_to_first_token
+from pipeline.bench.api_overhead import GATEWAY, OPENAI, TRITON, cost_of, endpoints_of, times_to_first_token
 from pipeline.errors import ServerError
 from pipeline.server.state import ServerState
 from tests.http_server import Handler, serving
