@@ -32,7 +32,7 @@ BLS_METRICS = {
     "accepted_tokens_total": ("COUNTER", "Draft tokens accepted."),
     "engine_calls_total": ("COUNTER", "Calls from the BLS model to the engine."),
     "engine_calls_without_draft_total": ("COUNTER", "Calls to the engine without a draft tree."),
-    "speculation_off_share": ("GAUGE", "Share of engine calls without a draft tree."),
+    "calls_without_draft_share": ("GAUGE", "Share of engine calls without a draft tree."),
     "acceptance_length": ("HISTOGRAM", "Tokens emitted per verify step."),
     "time_to_first_token_seconds": ("HISTOGRAM", "Time from a request's arrival to its first token."),
     "inter_token_seconds": ("HISTOGRAM", "Time between two steps, divided by the tokens of the later one."),
@@ -137,7 +137,7 @@ class Metrics:
         self._num_calls += request.num_calls
         self._num_plain_calls += request.num_calls_without_draft
         if self._num_calls:
-            metrics["speculation_off_share"].set(self._num_plain_calls / self._num_calls)
+            metrics["calls_without_draft_share"].set(self._num_plain_calls / self._num_calls)
         for length in lengths:
             metrics["acceptance_length"].observe(length)
         if request.step_times:

@@ -53,7 +53,7 @@ def test_a_room_imports_only_what_lies_before_it(room: str) -> None:
     assert not wrong
 
 
-def test_every_room_is_on_the_road() -> None:
+def test_every_room_has_its_permitted_imports() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and not path.name.startswith("_")}
     assert rooms <= BEFORE.keys()
 
