@@ -18,7 +18,7 @@ MAX_TOP = 64
 
 
 @dataclass(frozen=True, slots=True)
-class LogitsWanted:
+class LogitOptions:
     """Parts of the target's logits that a request returns. log_probs: log probability of each output token. num_top:
     number of alternatives per position, only with log_probs. prompt: both for prompt tokens as well.
     generation_logits, context_logits: whole rows for the output and for the prompt."""
@@ -56,7 +56,7 @@ def token_log_prob(logits: FloatArray, token: int, num_top: int, keep_row: bool 
     return TokenLogProb(float(log_probs[token]), ids.tolist(), log_probs[ids].tolist(), row)
 
 
-def check_wanted(wanted: LogitsWanted) -> None:
+def check_logit_options(wanted: LogitOptions) -> None:
     """Raise RequestError if num_top is out of range, or given without log_probs."""
     if not 0 <= wanted.num_top <= MAX_TOP:
         raise RequestError(f"num_top_logprobs is {wanted.num_top}; it must be in 0 .. {MAX_TOP}")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.decoding.grammar.guide import Guide
-from pipeline.decoding.log_probs import LogitsWanted
+from pipeline.decoding.log_probs import LogitOptions
 from pipeline.dynamo.spec import WorkerSpec
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import (
@@ -36,7 +36,7 @@ from pipeline.gateway.annotations import (
     stop_tokens_option,
     stop_words_option,
 )
-from pipeline.triton_models.guide_tensors import guide_tensors, wanted_tensors
+from pipeline.triton_models.guide_tensors import guide_tensors, logit_option_tensors
 from pipeline.triton_models.tensors import Array, float_tensor, int_tensor, text_tensor
 
 # Default temperature of the OpenAI API.
@@ -117,7 +117,7 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         tensors |= guide_tensors(guide)
     num_top = (request.get("output_options") or {}).get("logprobs")
     if num_top is not None:  # the number of alternatives at each position
-        tensors |= wanted_tensors(LogitsWanted(log_probs=True, num_top=num_top), of_prompt=False)
+        tensors |= logit_option_tensors(LogitOptions(log_probs=True, num_top=num_top), of_prompt=False)
     return TokenRequest(
         tensors,
         num_prompt_tokens=len(ids) - resumed,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.decoding.log_probs import check_wanted
+from pipeline.decoding.log_probs import check_logit_options
 from pipeline.decoding.sampling_checks import check_sampling
 from pipeline.decoding.strategy import check_strategy
 from pipeline.decoding.tree import IntArray, check_tree
@@ -55,7 +55,7 @@ def check_submission(submission: Submission, limits: EngineLimits) -> None:
         raise RequestError(str(error)) from error
     require_tokens(request.prompt_ids, limits.vocab_size, "the prompt")
     check_sampling(request.sampling, limits.vocab_size)
-    check_wanted(submission.wanted)
+    check_logit_options(submission.wanted)
 
 
 def matcher_of(submission: Submission, compiler: Compiler | None) -> Future[Matcher] | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config.schema import LookaheadConfig
-from pipeline.decoding.log_probs import LogitsWanted, TokenLogProb
+from pipeline.decoding.log_probs import LogitOptions, TokenLogProb
 from pipeline.decoding.request import FinishReason, GenerationRequest
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.decoding.sources.base import DraftBudget
@@ -38,7 +38,7 @@ class Submission:
     lookahead: LookaheadConfig | None = None
     max_steps: int | None = None
     to_be_continued: bool = False
-    wanted: LogitsWanted = field(default_factory=LogitsWanted)
+    wanted: LogitOptions = field(default_factory=LogitOptions)
     reuse: bool = True
     on_row: OnRow | None = None
 

@@ -9,7 +9,7 @@ from pipeline.decoding.session import Session
 from pipeline.decoding.tree import DraftTree
 from pipeline.triton_models.call_planning import PlannedCall
 from pipeline.triton_models.engine_binding import EngineBinding
-from pipeline.triton_models.guide_tensors import guide_tensors, wanted_tensors
+from pipeline.triton_models.guide_tensors import guide_tensors, logit_option_tensors
 from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.tensors import Array, float_tensor, int_tensor, pack_word_list, text_tensor
 from pipeline.triton_models.text_request import TextRequest
@@ -60,7 +60,7 @@ def call_tensors(
         tensors |= guide_tensors(wanted.guide)
     if traits.extended:
         tensors |= _extended_tensors(request, step.tree, engine.strategy)
-        tensors |= wanted_tensors(request.wanted, of_prompt=call_number == 0)
+        tensors |= logit_option_tensors(request.wanted, of_prompt=call_number == 0)
         if wanted.guide is not None:
             tensors["num_resumed_tokens"] = int_tensor(len(session.output_ids))
             if len(wanted.end_ids) > 1:

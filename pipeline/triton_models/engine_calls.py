@@ -20,7 +20,7 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, check_tree
 from pipeline.engine.submission import Submission
 from pipeline.errors import RequestError
 from pipeline.triton_models.engine_responses import EngineCall
-from pipeline.triton_models.guide_tensors import guide_of, wanted_of
+from pipeline.triton_models.guide_tensors import guide_of, logit_options_of
 from pipeline.triton_models.tensors import (
     Tensors,
     flag,
@@ -87,7 +87,7 @@ def engine_call(
         lookahead=lookahead_config(tensors),
         max_steps=max_steps or (1 if len(tree) else None),
         to_be_continued=flag(tensors, "to_be_continued"),
-        wanted=wanted_of(tensors),
+        wanted=logit_options_of(tensors),
     )
     return call_of(tensors, submission, exclude_input)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.decoding.grammar.guide import Guide, check_guide
-from pipeline.decoding.log_probs import LogitsWanted, TokenLogProb, check_wanted, prompt_log_probs
+from pipeline.decoding.log_probs import LogitOptions, TokenLogProb, check_logit_options, prompt_log_probs
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RequestError
 from pipeline.triton_models.tensors import (
@@ -45,22 +45,22 @@ def guide_tensors(guide: Guide) -> dict[str, Array]:
     return tensors | {GUIDE: text_tensor(guide.text)} if guide.text else tensors
 
 
-def wanted_of(tensors: Tensors) -> LogitsWanted:
+def logit_options_of(tensors: Tensors) -> LogitOptions:
     """Logits and log probabilities that a request asks for. Raises RequestError if its options contradict each
     other."""
-    wanted = LogitsWanted(
+    wanted = LogitOptions(
         log_probs=flag(tensors, "return_log_probs"),
         num_top=integer(tensors, "num_top_logprobs") or 0,
         prompt=flag(tensors, "return_prompt_log_probs"),
         generation_logits=flag(tensors, "return_generation_logits"),
         context_logits=flag(tensors, "return_context_logits"),
     )
-    check_wanted(wanted)
+    check_logit_options(wanted)
     return wanted
 
 
-def wanted_tensors(wanted: LogitsWanted, of_prompt: bool) -> dict[str, Array]:
-    """The tensors that `wanted_of` reads. of_prompt: include those about the prompt."""
+def logit_option_tensors(wanted: LogitOptions, of_prompt: bool) -> dict[str, Array]:
+    """The tensors that `logit_options_of` reads. of_prompt: include those about the prompt."""
     flags = {
         "return_log_probs": wanted.log_probs,
         "return_prompt_log_probs": wanted.prompt and of_prompt,
@@ -76,7 +76,7 @@ class LogitOutputs:
     """Collects the logits and log probabilities of a request's steps, and makes the output tensors. wanted, prompt_ids:
     options and prompt of the request."""
 
-    wanted: LogitsWanted
+    wanted: LogitOptions
     prompt_ids: IntArray
     _pending: list[TokenLogProb] = field(default_factory=list)
     _prompt_rows: list[FloatArray] | None = None

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.config.schema import LookaheadConfig
-from pipeline.decoding.log_probs import LogitsWanted
+from pipeline.decoding.log_probs import LogitOptions
 from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.strategy import check_strategy
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.engine.admission import require_tokens
 from pipeline.errors import RequestError
 from pipeline.triton_models.engine_calls import lookahead_config, refuse_unsupported, sampling_of
-from pipeline.triton_models.guide_tensors import guide_of, wanted_of
+from pipeline.triton_models.guide_tensors import guide_of, logit_options_of
 from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.tensors import Tensors, flag, integer, require_one_row, scalar, text, texts, token_ids
 from pipeline.triton_models.text_codec import TextCodec, parse_messages
@@ -64,7 +64,7 @@ class TextRequest:
     return_perf_metrics: bool
     return_num_input_tokens: bool
     return_num_output_tokens: bool
-    wanted: LogitsWanted = field(default_factory=LogitsWanted)
+    wanted: LogitOptions = field(default_factory=LogitOptions)
     traceparent: str | None = None
 
 
@@ -131,7 +131,7 @@ def text_request(
         return_perf_metrics=flag(tensors, "return_perf_metrics"),
         return_num_input_tokens=flag(tensors, "return_num_input_tokens"),
         return_num_output_tokens=flag(tensors, "return_num_output_tokens"),
-        wanted=wanted_of(tensors),
+        wanted=logit_options_of(tensors),
         traceparent=text(tensors, TRACEPARENT),
     )
 

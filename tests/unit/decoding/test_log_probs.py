@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.decoding.log_probs import LogitsWanted, check_wanted, log_softmax, prompt_log_probs, top_ids
+from pipeline.decoding.log_probs import LogitOptions, check_logit_options, log_softmax, prompt_log_probs, top_ids
 from pipeline.errors import RequestError
 
 rows = st.lists(st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0, 30.0]), min_size=1, max_size=12)
@@ -35,8 +35,8 @@ def test_the_first_prompt_token_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "wanted", [LogitsWanted(True, num_top=65), LogitsWanted(True, num_top=-1), LogitsWanted(num_top=1)]
+    "wanted", [LogitOptions(True, num_top=65), LogitOptions(True, num_top=-1), LogitOptions(num_top=1)]
 )
-def test_a_number_of_alternatives_that_makes_no_sense_is_refused(wanted: LogitsWanted) -> None:
+def test_a_number_of_alternatives_that_makes_no_sense_is_refused(wanted: LogitOptions) -> None:
     with pytest.raises(RequestError, match="num_top_logprobs"):
-        check_wanted(wanted)
+        check_logit_options(wanted)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.decoding.grammar.guide import Guide
-from pipeline.decoding.log_probs import LogitsWanted, log_softmax
+from pipeline.decoding.log_probs import LogitOptions, log_softmax
 from pipeline.decoding.request import SamplingParams
 from pipeline.engine.submission import Submission
 from tests.fakes import HostileSource, make_request, table_logits
@@ -21,7 +21,7 @@ def test_log_probabilities_are_the_targets_own_and_the_same_with_drafts(
 ) -> None:
     sampling = SamplingParams(temperature=temperature, seed=5, repetition_penalty=1.2)
     request = make_request(prompt=[4, 5, 6, 7] * 6, sampling=sampling, guide=guide, end_ids=frozenset({END}))
-    wanted = LogitsWanted(log_probs=True, num_top=3, prompt=True, generation_logits=True)
+    wanted = LogitOptions(log_probs=True, num_top=3, prompt=True, generation_logits=True)
     drafted, without = (
         make_scheduler(HostileSource(broken=0.0)).run([Submission(request, strategy, wanted=wanted)])[0]
         for strategy in ("trie", "none")
