@@ -1,9 +1,9 @@
 """Switches the running server to another profile at the same address: stops the old server, then starts the new one.
 
-Used if the two cannot run beside each other; otherwise see `dynamo.fleet_switch`. The new engine and repository are built
-before the old server stops. Running requests finish first (for at most `guard.DRAIN_SECONDS`). New requests are refused
-until the new server is ready, because an engine that fills the GPU leaves no memory for a second one. If the new server
-does not start, the old one is started again.
+Used if the two cannot run beside each other; otherwise see `dynamo.fleet_switch`. The new engine and repository are
+built before the old server stops. Running requests finish first (for at most `guard.DRAIN_SECONDS`). New requests are
+refused until the new server is ready, because an engine that fills the GPU leaves no memory for a second one. If the
+new server does not start, the old one is started again.
 """
 
 from __future__ import annotations
