@@ -68,7 +68,7 @@ class Generation:
     _logits: HeldLogits = field(default_factory=HeldLogits)
 
     def __post_init__(self) -> None:
-        self._text = TextStream(self.codec, self.request.stop_words)
+        self._text = TextStream(self.codec, self.request.stop_words, self.request.generation.min_new_tokens)
         tokens_only = self.request.tokens_only
         self._tokens = TokenOutput(self.codec, self._text, self.session.output_ids) if tokens_only else None
         limits, costs, is_stream = self.engine.traits.limits, self.engine.costs, self.request.stream

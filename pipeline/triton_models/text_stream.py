@@ -14,17 +14,22 @@ from collections.abc import Sequence
 
 from pipeline.triton_models.text_codec import TextCodec
 
+# Number of earlier tokens that decide how the next ones are decoded.
+CONTEXT_TOKENS = 8
 _REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class TextStream:
-    """Text of one output, which ends before the first of stop_words. stopped: whether a stop word was found."""
+    """Text of one output, which ends before the first of stop_words. stopped: whether a stop word was found. As in
+    vLLM, a stop word that is complete after the first min_tokens tokens or before is text."""
 
-    def __init__(self, codec: TextCodec, stop_words: Sequence[str] = ()) -> None:
+    def __init__(self, codec: TextCodec, stop_words: Sequence[str] = (), min_tokens: int = 0) -> None:
         self.stopped = False
         self._codec = codec
         self._stop_words = tuple(word for word in stop_words if word)
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
         self._ids: list[int] = []
         # _ids[:_shown] has been decoded. Tokens from _context on are decoded again with the next ones, because the text
         # of a token depends on the tokens before it.
@@ -32,8 +37,15 @@ class TextStream:
         self._shown = 0
         self._held = ""
 
+    def resume(self, token_ids: Sequence[int]) -> None:
+        """Continue an output that begins with these tokens, and whose text until there is not emitted again."""
+        self._num_tokens = max(0, len(token_ids) - CONTEXT_TOKENS)
+        for token in token_ids[-CONTEXT_TOKENS:]:  # the last character may be incomplete
+            self.push(token)
+
     def push(self, token_id: int) -> str:
         """Add one token. Returns the text that can be emitted now, which may be empty; after a stop word it is."""
+        self._num_tokens += 1
         if self.stopped or token_id in self._codec.special_ids:
             return ""
         self._ids.append(token_id)
@@ -69,9 +81,12 @@ class TextStream:
 
     def _show(self, new: str) -> str:
         self._context, self._shown = self._shown, len(self._ids)
-        text = self._held + new
-        # The stop word that is complete first ends the output; of several with the same end, the longest.
-        ends = [(start + len(word), start) for word in self._stop_words if (start := text.find(word)) >= 0]
+        text, num_old = self._held + new, len(self._held)
+        # The stop word that is complete first ends the output; of several with the same end, the longest. One within
+        # the text that was held back came before min_tokens.
+        words = self._stop_words if self._num_tokens > self._min_tokens else ()
+        starts = ((word, text.find(word, max(0, num_old - len(word) + 1))) for word in words)
+        ends = [(start + len(word), start) for word, start in starts if start >= 0]
         if ends:
             self.stopped = True
             self._held = ""

@@ -10,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pipeline.triton_models.text_codec import TextCodec
-from pipeline.triton_models.text_stream import TextStream
-
-# Number of earlier tokens that decide how the next ones are decoded.
-_CONTEXT_TOKENS = 8
+from pipeline.triton_models.text_stream import CONTEXT_TOKENS, TextStream
 
 
 class TokenOutput:
@@ -23,11 +20,10 @@ class TokenOutput:
     def __init__(self, codec: TextCodec, text: TextStream, resumed_ids: Sequence[int] = ()) -> None:
         self._codec = codec
         self._text = text
-        self._sent = list(resumed_ids[-_CONTEXT_TOKENS:])
+        self._sent = list(resumed_ids[-CONTEXT_TOKENS:])
         self._kept: list[int] = []
         self._shown = ""
-        for token in self._sent:  # the last character may be incomplete
-            self._text.push(token)
+        self._text.resume(resumed_ids)
 
     def push(self, token_id: int) -> list[int]:
         """Add one token. Returns the tokens that can be sent now."""
@@ -44,7 +40,7 @@ class TokenOutput:
         return self._release(kept)
 
     def _release(self, ids: list[int]) -> list[int]:
-        self._sent = [*self._sent, *ids][-_CONTEXT_TOKENS:]
+        self._sent = [*self._sent, *ids][-CONTEXT_TOKENS:]
         self._kept, self._shown = [], ""
         return ids
 

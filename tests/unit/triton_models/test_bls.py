@@ -143,6 +143,23 @@ def test_a_stop_word_ends_the_output_is_not_shown_and_ends_the_engines_work(stra
     assert not target.engine.held
 
 
+def recurring_letter(text: str, first: int) -> str:
+    """A letter that is among the first tokens of a text and among the later ones."""
+    return next(letter for letter in text[first:] if letter in text[:first])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_stop_word_ends_no_output_before_min_tokens(strategy):
+    """As in vLLM."""
+    whole = letters(expected_ids("ccddccddcc", 60, min_tokens=20))
+    word = recurring_letter(whole, 20)
+
+    answers = run_in(make_bls(), text_tensors("ccddccddcc", 60, strategy=strategy, stop_words=[word], min_tokens=20))
+
+    assert text_of(answers) == whole[: whole.index(word, 20)]
+    assert answers[-1].tensors["finish_reason"].tolist() == [b"stop_words"]
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_target_does_not_decode_on_behind_what_ends_the_output(strategy):
     """A stop word in the text, one that is a special token, and an end token that the target does not get."""

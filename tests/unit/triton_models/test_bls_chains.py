@@ -16,7 +16,7 @@ from pipeline.triton_models.bls import Bls
 from pipeline.triton_models.text_codec import TextCodec
 from tests.fakes import VOCAB_SIZE, make_request, plain_decode
 from tests.unit.triton_models.fakes import END_ID, TableTarget, letter_codec, small_config, text_tensors
-from tests.unit.triton_models.test_bls import expected_ids, run_in, statistics_of
+from tests.unit.triton_models.test_bls import expected_ids, letters, recurring_letter, run_in, statistics_of, text_of
 
 PROMPTS = ("bcd", "ccddccddcc", "q", "hello")
 STRICT = ("engine.strict_tensorrt_llm=true", "tensorrt_llm.max_external_draft_len=6")
@@ -276,3 +276,15 @@ def test_min_tokens_hold_for_end_tokens_that_tensorrt_llm_does_not_get(strategy)
         bls, _ = strict_bls("trie", codec=letter_codec(ends))
         expected = expected_ids(prompt, 40, ends, 19)
         assert ids_of(bls, prompt, 40, strategy=strategy, min_tokens=19) == expected
+
+
+@pytest.mark.parametrize("strategy", ["none", "trie"])
+def test_a_stop_word_before_min_tokens_that_ends_a_call_does_not_end_the_output(strategy):
+    """TensorRT-LLM ends a streamed call at the tokens of a stop word."""
+    bls, _ = strict_bls("trie")
+    whole = letters(expected_ids("ccddccddcc", 60, min_tokens=20))
+    word = recurring_letter(whole, 20)
+
+    answers = run_in(bls, text_tensors("ccddccddcc", 60, strategy=strategy, stop_words=[word], min_tokens=20))
+
+    assert text_of(answers) == whole[: whole.index(word, 20)]

@@ -135,6 +135,38 @@ def test_of_two_stop_words_within_a_token_the_one_that_is_complete_first_counts(
     assert streamed(codec, ids, ("the", " ")) == ("a", True)
 
 
+def letters(text: str) -> list[int]:
+    """A token for each letter, for the byte level codec."""
+    ids: list[int] = CODECS["byte level"].tokenizer.convert_tokens_to_ids(list(text))
+    return ids
+
+
+def shown_by(stream: TextStream, text: str) -> str:
+    return "".join(map(stream.push, letters(text))) + stream.finish()
+
+
+@pytest.mark.parametrize(
+    ("stop_words", "min_tokens", "expected"),
+    [
+        (("bc",), 2, "a"),
+        (("bc",), 3, "abcda"),  # the first one is complete with token 3
+        (("bc",), 7, "abcdabcd"),
+        (("bc", "abcdx"), 3, "abcda"),  # the first one is held back as the beginning of the other
+        (("cd",), 3, "ab"),  # begins before
+        (("dabcd", "bc"), 6, "abcda"),
+    ],
+)
+def test_a_stop_word_counts_if_it_ends_after_min_tokens(stop_words, min_tokens, expected):
+    assert shown_by(TextStream(CODECS["byte level"], stop_words, min_tokens), "abcdabcd") == expected
+
+
+def test_a_resumed_output_counts_its_earlier_tokens_and_ignores_their_stop_words():
+    for min_tokens, expected in ((9, "a"), (11, "a"), (12, "abcd")):
+        stream = TextStream(CODECS["byte level"], ("bc",), min_tokens)
+        stream.resume(letters("baaaaaabc"))
+        assert shown_by(stream, "abcd") == expected
+
+
 def test_after_a_stop_word_nothing_comes():
     codec = CODECS["byte level"]
     stream = TextStream(codec, ("b",))
