@@ -12,7 +12,7 @@ from pipeline.gateway.bodies import Json, parse_json, write_json
 from pipeline.gateway.generate_body import positive
 from pipeline.gateway.openai_fields import Endpoint, for_front_end
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.rewriting import Rewrite, alternatives, log_probs, move_figures, with_nulls
+from pipeline.gateway.rewriting import Rewrite, alternatives, log_probs, move_figures, with_null_content, with_nulls
 from pipeline.gateway.tenants import Tenant
 
 _PREFIX = annotation(NAMESPACE, "")
@@ -69,6 +69,8 @@ def checked_openai(
         sent |= {"stream": True, "stream_options": {"include_usage": True}}
     requests = choice_requests(sent, num_choices)
     rewrites: list[Rewrite] = [with_nulls] if endpoint == "completions" else []
+    if sent.get("tools"):
+        rewrites.append(with_null_content)
     if value.get("logprobs") is not None:
         rewrites.append(alternatives(value.get("top_logprobs") or 0) if endpoint == "chat" else log_probs())
     if value.get("draft_statistics") and num_choices == 1:

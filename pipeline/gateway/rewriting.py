@@ -28,9 +28,18 @@ def with_nulls(chunk: Json) -> Json:
     return chunk
 
 
+def with_null_content(chunk: Json) -> Json:
+    """Replace an empty content of a chat's chunk by null, as OpenAI sends it beside tool calls."""
+    for choice in chunk.get("choices") or []:
+        if (choice.get("delta") or {}).get("content") == "":
+            choice["delta"] = choice["delta"] | {"content": None}
+    return chunk
+
+
 def log_probs() -> Rewrite:
     """Rewrite of one response of the completions API: converts the alternatives from lists to objects from token to log
-    probability, and adds `text_offset`, the position of each token in the text."""
+    probability, and adds `text_offset`, the position of each token in the text. Without alternatives (`logprobs`: 0)
+    the object of a token has that token alone, as vLLM sends it."""
     ends: dict[int, int] = defaultdict(int)  # length of the text so far, by choice
 
     def change(chunk: Json) -> Json:
@@ -43,6 +52,9 @@ def log_probs() -> Rewrite:
                     found["top_logprobs"][position] = {
                         entry["token"]: entry["logprob"] for entry in reversed(alternatives)
                     }
+            if not found.get("top_logprobs"):
+                pairs = zip(found.get("tokens") or [], found.get("token_logprobs") or [], strict=True)
+                found["top_logprobs"] = [{token: value} for token, value in pairs]
             offsets = []
             for token in found.get("tokens") or []:
                 offsets.append(ends[choice["index"]])

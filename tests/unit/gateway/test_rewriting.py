@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -53,11 +54,35 @@ def test_alternatives_of_completions_become_objects_and_tokens_get_their_place_i
     assert log_probs()({"choices": []}) == {"choices": []}
 
 
+@pytest.mark.parametrize("without", [{"top_logprobs": []}, {"top_logprobs": None}, {}])
+def test_a_completion_without_alternatives_has_each_token_with_its_own_log_probability(without: dict[str, Any]) -> None:
+    """As vLLM with logprobs 0: clients index top_logprobs by the position of the token."""
+    found = {"tokens": ["ab", "c"], "token_logprobs": [-1.0, -2.0], **without}
+
+    (choice,) = log_probs()({"choices": [{"index": 0, "logprobs": found}]})["choices"]
+
+    assert choice["logprobs"]["top_logprobs"] == [{"ab": -1.0}, {"c": -2.0}]
+    none = {"tokens": None, "token_logprobs": None, **without}
+    (choice,) = log_probs()({"choices": [{"index": 0, "logprobs": none}]})["choices"]
+    assert choice["logprobs"]["top_logprobs"] == []
+
+
+def test_tool_calls_of_a_stream_have_no_empty_content() -> None:
+    body = {"messages": [], "tools": [{"type": "function", "function": {"name": "f"}}], "stream": True}
+    (change,) = checked_openai(json.dumps(body).encode(), "chat", Tenant("everyone", "", 1, None)).rewrites
+    call = {"role": "assistant", "content": "", "tool_calls": [{"index": 0}]}
+
+    chunk = change({"choices": [{"index": 0, "delta": call}, {"index": 1, "delta": {"content": "a"}}, {"index": 2}]})
+
+    assert [choice.get("delta") for choice in chunk["choices"]] == [call | {"content": None}, {"content": "a"}, None]
+    assert change({"usage": {}}) == {"usage": {}}
+
+
 def test_offsets_go_on_along_the_stream_of_each_choice() -> None:
     rewrite = log_probs()
 
     def offsets(index: int, *tokens: str) -> list[int]:
-        values = {"tokens": tokens, "top_logprobs": [], "text_offset": []}
+        values = {"tokens": tokens, "token_logprobs": [-1.0] * len(tokens), "top_logprobs": [], "text_offset": []}
         chunk = rewrite({"choices": [{"index": index, "logprobs": values}]})
         found: list[int] = chunk["choices"][0]["logprobs"]["text_offset"]
         return found
