@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from pipeline.decoding.grammar.finiteness import require_finite
 from pipeline.decoding.grammar.guide import Guide, check_guide
+from pipeline.decoding.grammar.json_schema import drop_unsupported_patterns, require_few_optional
 from pipeline.errors import RequestError
 
 # JSON has one space after commas and colons and no other white space, so that keys and punctuation are forced. A schema
@@ -28,9 +29,9 @@ def grammar_text(guide: Guide, special_tokens: Collection[str]) -> str:
         return LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=JSON_FORMAT)
     if guide.kind == "json_schema":
         schema = _parsed(guide, (dict, bool))
-        require_finite(schema)
+        is_unchanged = isinstance(schema, dict) and not _prepare(schema)
         # Only a JSON object takes the defaults, so `true` and `false` are wrapped.
-        text = guide.text if isinstance(schema, dict) else json.dumps({"allOf": [schema]})
+        text = guide.text if is_unchanged else json.dumps(schema if isinstance(schema, dict) else {"allOf": [schema]})
         try:
             return LLMatcher.grammar_from_json_schema(text, defaults=JSON_FORMAT)
         except ValueError as error:  # Python reads NaN and numbers of any size
@@ -45,6 +46,14 @@ def grammar_text(guide: Guide, special_tokens: Collection[str]) -> str:
         return LLMatcher.grammar_from_lark(any_to_lark(guide.text))
     except Exception as error:  # the converter raises bare exceptions
         raise RequestError(f"the guide of type ebnf_grammar is neither GBNF nor Lark: {error}") from error
+
+
+def _prepare(schema: dict[str, Any]) -> bool:
+    """Check a schema and remove what may be ignored, in place. Returns whether it has changed. Raises RequestError if
+    it cannot be used."""
+    require_finite(schema)
+    require_few_optional(schema)
+    return drop_unsupported_patterns(schema)
 
 
 def _parsed(guide: Guide, types: tuple[type, ...]) -> Any:
@@ -89,7 +98,7 @@ def _tag(structure: Any, triggers: list[Any]) -> StructTag:
     trigger = next((t for t in triggers if isinstance(t, str) and t and begin.startswith(t)), None)
     if trigger is None:
         raise RequestError(f"{begin!r} begins with no trigger of the structural tag; add one to triggers")
-    require_finite(schema)
+    _prepare(schema)
     rules = schema.get("x-guidance", {})
     merged = JSON_FORMAT | rules if isinstance(rules, dict) else rules  # llguidance refuses other types
     return StructTag(trigger=trigger, begin=begin, grammar={**schema, "x-guidance": merged}, end=end)

@@ -43,7 +43,7 @@ WHOLE = [
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
-def test_a_whole_chat_is_the_folded_stream(size):
+def test_a_whole_chat_is_the_aggregated_stream(size):
     data = b"".join(WHOLE)
     back = behind(lambda request: events(*(data[place : place + size] for place in range(0, len(data), size))))
 
@@ -83,7 +83,7 @@ def test_a_chunk_without_tokens_leaves_the_log_probabilities_of_the_others(place
     assert found["choices"][0]["logprobs"] == {"content": [{"token": "a"}, {"token": "b"}], "refusal": None}
 
 
-def test_the_choices_of_a_whole_chat_are_folded_each():
+def test_the_choices_of_a_whole_chat_are_aggregated_each():
     back = behind(lambda request: events(*WHOLE))
 
     found = send(back, "POST", CHAT, json={"model": "m", "n": 2}).json()
@@ -113,7 +113,7 @@ def test_options_of_a_stream_without_one_are_left_to_the_front_end_which_refuses
     assert "stream" not in back.body
 
 
-def test_a_whole_completion_is_the_folded_stream():
+def test_a_whole_completion_is_the_aggregated_stream():
     def part(index: int, text: str, *tokens: str, **more: Any) -> dict[str, Any]:
         values = {"tokens": list(tokens), "token_logprobs": [-1.0] * len(tokens), "top_logprobs": [], "text_offset": []}
         return {"index": index, "text": text, "logprobs": values} | more
@@ -134,7 +134,7 @@ def test_a_whole_completion_is_the_folded_stream():
     assert found["choices"][0]["logprobs"] == {
         "tokens": ["a", "b"],
         "token_logprobs": [-1.0, -1.0],
-        "top_logprobs": [],
+        "top_logprobs": [{"a": -1.0}, {"b": -1.0}],
         "text_offset": [0, 1],
     }
 
