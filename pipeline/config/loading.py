@@ -136,7 +136,7 @@ def with_overrides(raw: RawSettings, overrides: Sequence[tuple[str, Any]], prefi
             for length in range(1, len(path)):  # mappings that the override created, including unknown ones
                 origins.setdefault(path[:length], where)
         else:
-            text = "does not exist: a part of the key is neither a mapping nor a list with that entry."
+            text = "does not exist: a part of the key is a value, or a list without that entry. Correct the key."
             faults.append(Fault(prefix + path, text, where=where))
     _restate_origins(data, {tuple(key.split(".")) for key, _ in overrides}, "set on the command line")
     return RawSettings(data, origins, tuple(faults))

@@ -80,7 +80,7 @@ def _faults_of_access(profile: ProfileConfig) -> Iterator[Fault]:
         yield fault(
             "server.side_channel_safe",
             "found true, and clients reach the model tensorrt_llm, which returns figures of drafts.",
-            "Enable the gateway, without inner models.",
+            "Set server.gateway.enabled to true, and server.gateway.inner_models to false.",
             uses=("server.side_channel_safe", "server.gateway.enabled", "server.gateway.inner_models"),
             fixes=("server.gateway.enabled=true", "server.gateway.inner_models=false"),
         )

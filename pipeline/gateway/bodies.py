@@ -84,7 +84,9 @@ def parse_json(body: bytes) -> Json:
     """Parse a body. Raises Refusal (400) if it is not a JSON object, is nested too deeply, or holds too many values, a
     number that fits no tensor, or a name that Triton would cut off."""
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:  # characters of texts count too, which are rarely as many
-        raise Refusal(400, f"the body holds more than {MAX_VALUES} values, brackets and commas")
+        raise Refusal(
+            400, f"the body holds more than {MAX_VALUES} values, brackets and commas; send less in one request"
+        )
     try:
         value = pydantic_core.from_json(body.removeprefix(BOM_UTF8), allow_inf_nan=False, cache_strings="none")
     except ValueError as error:

@@ -42,7 +42,7 @@ async def while_connected(receive: Receive, timeout_s: float) -> AsyncGenerator[
         finally:
             watching.cancel()
     if scope.cancelled_caught and is_connected:
-        raise Refusal(504, f"the request took longer than {timeout_s:g} s")
+        raise Refusal(504, f"the request took longer than {timeout_s:g} s; lower max_tokens")
 
 
 async def forward(

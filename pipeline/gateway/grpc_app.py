@@ -192,7 +192,7 @@ class GrpcGateway:
         except grpc.aio.AioRpcError as error:
             stream.close(_refusal_of_rpc(error))
         except TimeoutError:
-            stream.close(Refusal(504, f"a request took longer than {longest_s:g} s"))
+            stream.close(Refusal(504, f"a request took longer than {longest_s:g} s; lower max_tokens"))
 
     @asynccontextmanager
     async def _opened(self, context: Any) -> AsyncIterator[Tenant]:
@@ -266,7 +266,9 @@ def _refusal_of_rpc(error: grpc.aio.AioRpcError) -> Refusal:
     if error.code() is grpc.StatusCode.UNAVAILABLE and "busy" not in (error.details() or ""):
         return unavailable()
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Refusal(504, "the request did not end within its time")
+        return Refusal(
+            504, "the request did not end before the deadline of its call; set a later one, or lower max_tokens"
+        )
     return refusal_of(_HTTP_STATUS.get(error.code(), 500), error.details() or "", secrets.token_hex(16))
 
 

@@ -35,12 +35,12 @@ def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> tuple[i
         raise Refusal(400, "the id or the name of a tensor has the character U+0000, at which Triton would cut it off")
     is_raw = bool(request.raw_input_contents)
     if is_raw and len(request.raw_input_contents) != len(request.inputs):
-        raise Refusal(
-            400, f"the request has {len(request.inputs)} inputs, and raw contents of {len(request.raw_input_contents)}"
-        )
+        counts = f"{len(request.inputs)} inputs, and raw contents of {len(request.raw_input_contents)}"
+        raise Refusal(400, f"the request has {counts}; send the raw contents of every input, or of none")
     indices = {tensor.name: index for index, tensor in enumerate(request.inputs)}
     if len(indices) < len(request.inputs):
-        raise Refusal(400, "an input occurs twice")
+        name = next(tensor.name for index, tensor in enumerate(request.inputs) if indices[tensor.name] != index)
+        raise Refusal(400, f"the input {name[:80]!r} occurs twice; send it once")
     max_tokens, num_choices = (
         None if (index := indices.get(name)) is None else positive(_integer(request, index, is_raw))
         for name in (MAX_TOKENS, NUM_CHOICES)

@@ -275,7 +275,7 @@ def _path(request: Request, deployment: Deployment) -> str:
     if model is not None:
         deployment.require_public(model)
     if version is not None and not (version.isascii() and version.isdecimal() and len(version) < 10):
-        raise Refusal(404, "the version of a model is a number")
+        raise Refusal(404, f"the version of a model is {version[:20]!r}; it must be a number")
     return str(request.scope["path"]).removesuffix("\n")  # a route's pattern also matches before a line end
 
 

@@ -5,6 +5,7 @@ Values in the JSON are checked as those of `generate`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -42,8 +43,9 @@ def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types:
     inputs = _tensors(value, "inputs")
     is_stop = any(tensor["name"] == STOP for tensor in inputs)
     sent_id = sent_id_of(value, tenant, is_unique=NAMESPACE in types and not is_stop)
-    if len({tensor["name"] for tensor in inputs}) < len(inputs):
-        raise Refusal(400, "an input occurs twice")
+    for name, count in Counter(tensor["name"] for tensor in inputs).items():
+        if count > 1:
+            raise Refusal(400, f"the input {name[:80]!r} occurs {count} times; send it once")
     check_tensor_types({tensor["name"]: tensor["data"] for tensor in inputs if "data" in tensor}, types)
     outputs = _tensors(value, "outputs") if "outputs" in value else []
     for tensor in (*inputs, *outputs):

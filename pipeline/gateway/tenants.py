@@ -49,8 +49,9 @@ class TokenBucket:
         self._level = min(self.per_minute, self._level + (now - self._filled_at) * self.per_minute / 60)
         self._filled_at = now
         if num_tokens > self._level:
-            wait_s = math.ceil((num_tokens - self._level) * 60 / self.per_minute)
-            raise Refusal(429, f"the key's {self.per_minute} tokens a minute are used up", max(1, wait_s))
+            wait_s = max(1, math.ceil((num_tokens - self._level) * 60 / self.per_minute))
+            sentence = f"the key's {self.per_minute} tokens a minute are used up; send the request again in {wait_s} s"
+            raise Refusal(429, sentence, wait_s)
         self._level -= num_tokens
 
 
@@ -118,7 +119,7 @@ class Tenants:
         # The lookup compares hashes, so its time reveals nothing about the keys.
         tenant = self._by_hash.get(hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest())
         if tenant is None:
-            raise Refusal(401, "the API key is not known here")
+            raise Refusal(401, "the API key is not known here; correct it")
         return tenant
 
     @contextmanager
@@ -167,7 +168,10 @@ class Tenants:
             )
         if tenant.num_running + num_choices > tenant.max_concurrent_requests and self._by_hash:
             raise Refusal(
-                429, f"{tenant.num_running} requests of this key are being served, which is its limit", RETRY_AFTER_S
+                429,
+                f"{tenant.num_running} requests of this key are being served, at most {tenant.max_concurrent_requests} "
+                "can be; send the request again when one has ended",
+                RETRY_AFTER_S,
             )
         if self.num_running + num_choices > self._max_concurrent_requests:
             raise Refusal(503, f"busy: {self.num_running} requests are being served; send it again", RETRY_AFTER_S)

@@ -225,7 +225,7 @@ def _call_error(error: grpc.RpcError, url: str) -> ServerError:
     """Error of a failed call."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return ServerError(f"{url} did not answer in time.")
+        return ServerError(f"{url} did not answer in time. See `lookahead status`.")
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return _key_error(url, details)
     if RESTARTING in details:

@@ -246,8 +246,8 @@ def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> No
             raise ServerError(f"The gateway ended before the server was ready. {end_of_log(server.gateway.log_path)}")
         if time.monotonic() > deadline:
             raise ServerError(
-                f"The server was not ready after {timeout_s:.0f} s (server.startup_timeout_s). "
-                + end_of_log(server.log_path)
+                f"The server was not ready after {timeout_s:.0f} s; if it needs longer, raise "
+                f"server.startup_timeout_s. {end_of_log(server.log_path)}"
             )
         time.sleep(0.1)
 

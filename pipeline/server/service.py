@@ -161,7 +161,10 @@ def wait_until_ready(services: Iterable[RunningService], note: Note = lambda tex
                 raise ServerError(f"The service {service.name} ended before it was ready. {end}")
             if time.monotonic() > deadline:
                 end, limit_s = end_of_log(running.log_path), service.startup_timeout_s
-                raise ServerError(f"The service {service.name} was not ready after {limit_s:.0f} s. {end}")
+                raise ServerError(
+                    f"The service {service.name} was not ready after {limit_s:.0f} s; if it needs longer, raise "
+                    f"server.startup_timeout_s. {end}"
+                )
             if time.monotonic() - noted > 5:
                 noted = time.monotonic()
                 note(f"waiting for {service.name}")

@@ -173,8 +173,20 @@ def test_raw_contents_that_do_not_fit_the_inputs_are_refused(alice):
     request = pb.ModelInferRequest(model_name=FRONT_MODEL, raw_input_contents=[b"a", b"b"])
     request.inputs.add(name="x")
 
-    with pytest.raises(Refusal, match="1 inputs, and raw contents of 2"):
+    with pytest.raises(Refusal, match="1 inputs, and raw contents of 2; send the raw contents of every input"):
         check_request(request, alice, True)
+
+
+def test_an_input_that_occurs_twice_is_named(alice):
+    request = pb.ModelInferRequest(model_name=FRONT_MODEL)
+    for name in ("x", "y", "x"):
+        request.inputs.add(name=name)
+    value = {"inputs": [{"name": name, "shape": [1], "datatype": "INT32", "data": [1]} for name in ("x", "y", "x")]}
+
+    with pytest.raises(Refusal, match="the input 'x' occurs twice; send it once"):
+        check_request(request, alice, True)
+    with pytest.raises(Refusal, match="the input 'x' occurs 2 times; send it once"):
+        checked_infer(json.dumps(value).encode(), None, alice, TYPES)
 
 
 JSON = st.recursive(
