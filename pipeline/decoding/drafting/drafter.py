@@ -62,7 +62,7 @@ class LearningSource(DraftSource, Protocol):
 
 
 @dataclass(slots=True)
-class _Request:
+class _DraftingState:
     """names: sources that take part. noise: of the target's choices. left_out: those that do not take part in the
     next proposal. recent: of the last step. grown: the last proposal, until its outcome is known."""
 
@@ -85,7 +85,7 @@ class Drafter:
         self.failures: dict[str, int] = dict.fromkeys(names, 0)
         self.reliability = Reliability(self.names)
         self._vocab_size = vocab_size
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, _DraftingState] = {}
         with_table = [source for source in self.sources if isinstance(source, TableSource)]
         if len(with_table) > 1:
             raise ValueError(f"one draft source at most may fill a table, found {len(with_table)}")
@@ -121,7 +121,7 @@ class Drafter:
     ) -> None:
         """Register a request. names: the sources that take part; names without a source are ignored. noise: with which
         the target chooses its tokens, if that is known."""
-        self._requests[request_id] = _Request(names, noise)
+        self._requests[request_id] = _DraftingState(names, noise)
         prompt_ids = read_only(prompt_ids)
         for source in self._taking_part(names):
             self._guarded(source, None, source.start, request_id, prompt_ids, namespace)

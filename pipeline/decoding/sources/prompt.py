@@ -33,7 +33,7 @@ class _Text(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Request:
+class _PromptState:
     """output: the tokens that the shared trie lacks, behind the last `num_shared` that it has."""
 
     text: _Text
@@ -57,12 +57,12 @@ class PromptSource:
         retrieval = config.retrieval if isinstance(config, TrieDraftConfig) else "hierarchical"
         self._estimator = Estimator(config.branch_length, retrieval)
         self._branch_length = config.branch_length
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, _PromptState] = {}
         # In the order in which the requests ended, the latest last.
         self._kept: list[tuple[IntArray, _Text]] = []
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
-        self._requests[request_id] = _Request(self._text_of(prompt_ids, namespace))
+        self._requests[request_id] = _PromptState(self._text_of(prompt_ids, namespace))
 
     def _text_of(self, prompt_ids: IntArray, namespace: str) -> _Text:
         for index in range(len(self._kept) - 1, -1, -1):
@@ -99,7 +99,7 @@ class PromptSource:
         while len(self._kept) > MAX_KEPT or sum(len(tokens) for tokens, _ in self._kept) > MAX_KEPT_TOKENS:
             del self._kept[0]
 
-    def _share(self, request: _Request) -> None:
+    def _share(self, request: _PromptState) -> None:
         """Insert the output that the shared trie lacks, after the tokens that precede it."""
         if self._shared is not None and len(request.output) > request.num_shared:
             self._shared.insert(np.asarray(request.output, np.int32), request.text.namespace)
