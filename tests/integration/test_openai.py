@@ -82,6 +82,9 @@ def test_a_stop_word_ends_the_text(client):
 
     assert answer.choices[0].message.content == whole[: whole.index(word)]
     assert answer.choices[0].finish_reason == "stop"
+    later = chat(client, stop=[word], extra_body={"min_tokens": 12})
+    assert later.usage.completion_tokens >= 12
+    assert (later.choices[0].message.content or "").startswith(whole[: whole.index(word) + len(word)])
 
 
 def test_each_of_many_stop_words_ends_the_text_also_where_the_end_token_is_ignored(client):

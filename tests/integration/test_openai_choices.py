@@ -103,7 +103,12 @@ def test_each_token_but_the_end_token_has_a_log_probability(client, strategy):
         places = (choice.logprobs.content if choice.logprobs else None) or []
         assert len(places) == answer.usage.completion_tokens - is_ended
         completion = client.completions.create(model=MODEL, prompt="the rat", max_tokens=24, logprobs=0, **sampled)
-        tokens = completion.choices[0].logprobs.tokens if completion.choices[0].logprobs else []
+        found = completion.choices[0].logprobs
+        tokens = found.tokens if found else []
+        if found:
+            assert found.top_logprobs == [
+                {token: value} for token, value in zip(tokens, found.token_logprobs, strict=True)
+            ]
         assert len(tokens) == completion.usage.completion_tokens - (completion.choices[0].finish_reason == "stop")
         ended += is_ended and len(places) > 1
     assert ended

@@ -45,7 +45,8 @@ def test_a_required_tool_call_matches_its_schema_with_any_strategy_and_streamed(
 
     assert found[0] == found[1]
     assert len(found[0]) == 1
-    chunks = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, stream=True, **asked)
+    chunks = list(client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, stream=True, **asked))
+    assert all(chunk.choices[0].delta.content is None for chunk in chunks if chunk.choices)
     deltas = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or []]
     assert "".join(delta.function.name or "" for delta in deltas) == found[0][0][0]
     assert json.loads("".join(delta.function.arguments or "" for delta in deltas)) == found[0][0][1]
