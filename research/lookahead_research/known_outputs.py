@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lookahead_research.recorded_rows import RecordedRows, TargetRows
 from pipeline.bench.data.token_rows import bench_requests, token_list
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.engine.admission import require_tokens
@@ -26,25 +27,20 @@ ALL_TASKS = "all"
 
 @dataclass(frozen=True, slots=True)
 class ReplayRow:
-    """One known output. top_ids, top_probs: [output_len, k] the target's candidates for each output token, or None.
-    prediction_ids: a client's prediction of the output, or None."""
+    """One known output. prediction_ids: a client's prediction of the output, or None. target: the target's candidates,
+    for sources that learn from them, or None."""
 
     dataset: str
     task: str
     prompt_ids: IntArray
     output_ids: IntArray
-    top_ids: IntArray | None = None
-    top_probs: FloatArray | None = None
     prediction_ids: IntArray | None = None
+    target: TargetRows | None = None
 
     @property
     def text(self) -> IntArray:
         """[prompt_len + output_len] prompt and output."""
         return np.concatenate((self.prompt_ids, self.output_ids))
-
-    def token_arrays(self) -> list[IntArray]:
-        """All arrays of token ids in the row. None of them is empty."""
-        return [ids for ids in (self.prompt_ids, self.output_ids, self.top_ids, self.prediction_ids) if ids is not None]
 
 
 def load_replay_rows(path: Path) -> list[ReplayRow]:
@@ -87,17 +83,17 @@ def _replay_row(value: Any, where: str) -> ReplayRow:
     task = str(_first_of(value, "task", "category", default="task"))
     if task == ALL_TASKS:
         raise UserError(f"{where}: the task {task!r} has the name of the total over all tasks; rename it.")
-    top_ids, top_probs = None, None
+    target = None
     if value.get("topk") is not None:
-        top_ids, top_probs = _candidates(value["topk"], len(output_ids), f"{where}: topk")
+        candidates = _candidates(value["topk"], len(output_ids), f"{where}: topk")
+        target = RecordedRows.of_output(np.concatenate((prompt_ids, output_ids)), *candidates)
     return ReplayRow(
         dataset=str(_first_of(value, "dataset", default="")),
         task=task,
         prompt_ids=prompt_ids,
         output_ids=output_ids,
-        top_ids=top_ids,
-        top_probs=top_probs,
         prediction_ids=_some_tokens(value, "prediction_ids", where) if "prediction_ids" in value else None,
+        target=target,
     )
 
 

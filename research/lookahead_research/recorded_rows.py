@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,14 @@ from pipeline.json_lines import reading
 UNKNOWN = -1
 _FIRST = "first"
 _ARRAYS = ("parents", "tokens", "ids", "probs")
+
+
+class TargetRows(Protocol):
+    """Rows of the target for one text."""
+
+    def candidates(self, position: int, tree: DraftTree, k: int) -> tuple[IntArray, FloatArray]:
+        """[n + 1, k] ids and probabilities of the rows of text[:position] and of the nodes of a tree below it; -1 and 0
+        if a row is unknown, or has fewer than k."""
 
 
 class RecordedRows:
@@ -51,8 +59,7 @@ class RecordedRows:
         return rows
 
     def candidates(self, position: int, tree: DraftTree, k: int) -> tuple[IntArray, FloatArray]:
-        """[n + 1, k] ids and probabilities of the rows of text[:position] and of the nodes of a tree below it; -1 and 0
-        if a row is unknown."""
+        """See `TargetRows`."""
         rows = self.find(position, tree)
         self.asked += len(rows)
         self.known += int(np.count_nonzero(rows != UNKNOWN))
@@ -61,9 +68,10 @@ class RecordedRows:
     def rows(self, rows: IntArray, k: int) -> tuple[IntArray, FloatArray]:
         """[n, k] ids and probabilities of rows with indices from `find`."""
         ids, probs = np.full((len(rows), k), -1, np.int32), np.zeros((len(rows), k), np.float32)
+        width = min(k, self.k)
         for index, row in enumerate(rows.tolist()):
             if row != UNKNOWN:
-                ids[index], probs[index] = self._ids[row][:k], self._probs[row][:k]
+                ids[index, :width], probs[index, :width] = self._ids[row][:width], self._probs[row][:width]
         return ids, probs
 
     def add(self, position: int, tree: DraftTree, ids: IntArray, probs: FloatArray) -> None:
@@ -101,6 +109,14 @@ class RecordedRows:
         named = zip(arrays["parents"].tolist(), arrays["tokens"].tolist(), strict=True)
         rows._drafts = {name: len(text) + index for index, name in enumerate(named)}
         return rows
+
+    @classmethod
+    def of_output(cls, text: IntArray, ids: IntArray, probs: FloatArray) -> RecordedRows:
+        """ids, probs: [output_len, k] rows from which the output was chosen. The others have no candidates."""
+        all_ids = np.full((len(text), ids.shape[1]), -1, np.int32)
+        all_probs = np.zeros(all_ids.shape, np.float32)
+        all_ids[-len(ids) - 1 : -1], all_probs[-len(ids) - 1 : -1] = ids, probs
+        return cls(text, all_ids, all_probs)
 
     def _child(self, row: int, token: int) -> int:
         if row + 1 < len(self.text) and self.text[row + 1] == token:

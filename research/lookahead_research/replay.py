@@ -1,9 +1,8 @@
 """Counts the verify steps of known outputs with a draft source, without a model.
 
 Greedy decoding gives the same tokens with and without drafts, so a known output determines which drafts are accepted.
-Sources that learn from the target's candidates get recorded rows (see `recorded_rows`). Without these they learn less
-than in a live run: token recycling only from accepted positions whose candidates the output's row contains, the
-lookahead window from none.
+Sources that learn from the target's candidates get the rows that are known (see `recorded_rows`): recorded ones, or
+those of accepted positions in the file of outputs. Without rows token recycling and the lookahead window learn nothing.
 
 Step 1 is the prefill and yields one token without a draft. Every later step drafts after the accepted text, and accepts
 the longest path that agrees with the output, and one more token. Regimes:
@@ -19,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, agreeing_path
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, agreeing_path
 from pipeline.errors import UserError
 
 Regime = Literal["cold", "warm", "prewarmed"]
@@ -40,7 +39,8 @@ REGIMES: tuple[Regime, ...] = get_args(Regime)
 _POOL = "pool"
 _KINDS = {_POOL if kind == "window" else kind: kind for kind, row in SOURCE_ROWS.items() if row.replayable}
 SOURCES = tuple(_KINDS)
-UNBOUNDED = 1 << 30
+# Upper bound: rows of the target may contain any token.
+ANY_VOCABULARY = 1 << 30
 HYBRID = tuple(sorted(kinds_for("hybrid", _KINDS.values())))
 
 
@@ -58,19 +58,6 @@ class ReplayResult:
     draft_tokens_per_step: float
     retrieval_us_p50: float
     retrieval_us_p99: float
-
-
-class TargetRows(Protocol):
-    """Rows of the target for one text."""
-
-    def candidates(self, position: int, tree: DraftTree, k: int) -> tuple[IntArray, FloatArray]:
-        """[n + 1, k] ids and probabilities of the rows of text[:position] and of the nodes of a tree below it; -1 and 0
-        if a row is unknown."""
-
-
-class _Known(NamedTuple):
-    row: ReplayRow
-    target: TargetRows | None
 
 
 @dataclass(slots=True)
@@ -111,30 +98,24 @@ def replay(
     on_row: Callable[[], None] = lambda: None,
     trie: TrieDraftConfig | None = None,
     max_draft_len: int | None = None,
-    targets: Sequence[TargetRows] | None = None,
     first_rows: FirstRows = NO_FIRST_ROWS,
 ) -> list[ReplayResult]:
     """Return one result per budget, regime and task, and after the tasks one of all tasks.
 
     source: names of `SOURCES` joined by "+", or "hybrid". on_row: called after every row. trie: settings of the source
-    trie, None for the default. max_draft_len: longest drafted path, None for the branch length. targets: rows of the
-    target for each row, for sources that learn from them. first_rows: initial rows of token recycling. Raises UserError
-    for an unknown name."""
+    trie, None for the default. max_draft_len: longest drafted path, None for the branch length. first_rows: initial
+    rows of token recycling. Raises UserError for an unknown name."""
     names = source_parts(source)
     for regime in regimes:
         if regime not in REGIMES:
             raise UserError(f"--regime is {regime!r}; it must be one of {', '.join(REGIMES)}.")
-    vocab_size = 1 + max(int(ids.max()) for row in rows for ids in row.token_arrays())
-    if targets is not None:
-        vocab_size = UNBOUNDED  # rows of the target may contain any token
     config = trie or TrieDraftConfig(branch_length=branch_length)
-    create = partial(_drafter, names, vocab_size, config, branch_length, first_rows)
-    known = [_Known(row, None if targets is None else targets[index]) for index, row in enumerate(rows)]
+    create = partial(_drafter, names, config, branch_length, first_rows)
     results: list[ReplayResult] = []
     for budget in budgets:
         for regime in regimes:
             tallies: dict[str, _Tally] = {}
-            for row, tally in _replayed(known, create, DraftBudget(budget, max_draft_len or branch_length), regime):
+            for row, tally in _replayed(rows, create, DraftBudget(budget, max_draft_len or branch_length), regime):
                 tallies.setdefault(row.task, _Tally()).add(tally)
                 on_row()
             total = _Tally()
@@ -159,25 +140,23 @@ def source_parts(source: str) -> tuple[str, ...]:
 
 
 def _replayed(
-    known: Sequence[_Known], create: Callable[[], Drafter], budget: DraftBudget, regime: str
+    rows: Sequence[ReplayRow], create: Callable[[], Drafter], budget: DraftBudget, regime: str
 ) -> Iterator[tuple[ReplayRow, _Tally]]:
-    by_dataset: dict[str, list[_Known]] = {}
-    for each in known:
-        by_dataset.setdefault(each.row.dataset, []).append(each)
+    by_dataset: dict[str, list[ReplayRow]] = {}
+    for row in rows:
+        by_dataset.setdefault(row.dataset, []).append(row)
     for members in by_dataset.values():
         drafter = create()
-        for index, each in enumerate(members):
+        for index, row in enumerate(members):
             if regime != "warm" and index:
                 drafter = create()
             if regime == "prewarmed":
                 for other in (*members[:index], *members[index + 1 :]):
                     _learn_output(drafter, other)
-            yield each.row, _replay_one(drafter, each, budget)
+            yield row, _replay_one(drafter, row, budget)
 
 
-def _drafter(
-    names: Sequence[str], vocab_size: int, trie: TrieDraftConfig, branch_length: int, first_rows: FirstRows
-) -> Drafter:
+def _drafter(names: Sequence[str], trie: TrieDraftConfig, branch_length: int, first_rows: FirstRows) -> Drafter:
     # Without a model the window gets no choices, so it has one column and no levels, and the pool learns from the
     # prompt and the accepted text. N as in the paper's small setting, G so large that it is no limit.
     lookahead = LookaheadConfig.of(1, 5, 16)
@@ -186,14 +165,13 @@ def _drafter(
         "trie": trie,
         "prompt": PromptDraftConfig(branch_length=branch_length),
     }
-    drafter = create_drafter([configs[_KINDS[name]] for name in names], lookahead, vocab_size)
+    drafter = create_drafter([configs[_KINDS[name]] for name in names], lookahead, ANY_VOCABULARY)
     drafter.begin_with(first_rows)
     return drafter
 
 
-def _replay_one(drafter: Drafter, known: _Known, budget: DraftBudget) -> _Tally:
-    row, text = known.row, known.row.text
-    start = len(row.prompt_ids)
+def _replay_one(drafter: Drafter, row: ReplayRow, budget: DraftBudget) -> _Tally:
+    text, start = row.text, len(row.prompt_ids)
     request_id = "replay"
     _start(drafter, row, request_id)
     if row.prediction_ids is not None:
@@ -212,7 +190,7 @@ def _replay_one(drafter: Drafter, known: _Known, budget: DraftBudget) -> _Tally:
         nodes = agreeing_path(tree, text[position:].tolist())
         # After a path down to the last token, the target's next token is unknown.
         emitted = text[position : position + len(nodes) + 1].tolist()
-        drafter.update(request_id, _step(drafter, request_id, known, position, tree, nodes, emitted))
+        drafter.update(request_id, _step(drafter, request_id, row, text[:position], tree, nodes, emitted))
         position += len(emitted)
         tally.steps += 1
         tally.draft_tokens += len(tree)
@@ -224,35 +202,26 @@ def _replay_one(drafter: Drafter, known: _Known, budget: DraftBudget) -> _Tally:
 def _step(
     drafter: Drafter,
     request_id: str,
-    known: _Known,
-    position: int,
+    row: ReplayRow,
+    context: IntArray,
     tree: DraftTree,
     nodes: list[int],
     emitted: list[int],
 ) -> StepResult:
-    row, text = known.row, known.row.text
-    top_ids, top_probs = None, None
-    if known.target is not None:
-        if k := drafter.needs_top_k(request_id):
-            top_ids, top_probs = known.target.candidates(position, tree, k)
-    elif row.top_ids is not None and row.top_probs is not None:
-        # The candidates after rejected nodes, and after the end, are unknown.
-        known_rows = np.asarray([0, *(node + 1 for node in nodes)])[: len(emitted)]
-        offset = position - len(row.prompt_ids)
-        top_ids = np.full((len(tree) + 1, row.top_ids.shape[1]), -1, np.int32)
-        top_probs = np.zeros(top_ids.shape, np.float32)
-        top_ids[known_rows] = row.top_ids[offset : offset + len(known_rows)]
-        top_probs[known_rows] = row.top_probs[offset : offset + len(known_rows)]
-    return StepResult(text[:position], tree, nodes, emitted, None, top_ids, top_probs)
+    candidates = None
+    if row.target is not None and (k := drafter.needs_top_k(request_id)):
+        candidates = row.target.candidates(len(context), tree, k)
+    return StepResult(context, tree, nodes, emitted, None, *(candidates or (None, None)))
 
 
-def _learn_output(drafter: Drafter, known: _Known) -> None:
+def _learn_output(drafter: Drafter, row: ReplayRow) -> None:
     """Let the sources learn an output as if it had been served, token by token. With drafts the result would be the
     same for several times the work."""
-    row, text = known.row, known.row.text
+    text = row.text
     _start(drafter, row, "earlier")
     for position in range(len(row.prompt_ids), len(text)):
-        drafter.update("earlier", _step(drafter, "earlier", known, position, EMPTY_TREE, [], [int(text[position])]))
+        emitted = [int(text[position])]
+        drafter.update("earlier", _step(drafter, "earlier", row, text[:position], EMPTY_TREE, [], emitted))
     drafter.stop("earlier")
 
 

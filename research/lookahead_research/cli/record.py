@@ -23,6 +23,8 @@ def record(
     limit: Annotated[int | None, shared.limit_to("rows")] = None,
 ) -> None:
     """Record the model's candidates after known outputs and after the drafts of hybrid, for `replay --rows`."""
+    from dataclasses import replace
+
     from lookahead_research.known_outputs import load_replay_rows, require_room, require_vocabulary
     from lookahead_research.recorded_rows import RecordedRows, load_rows, save_rows
     from lookahead_research.recording import LiveRows, text_rows
@@ -50,16 +52,9 @@ def record(
             for text in texts:
                 recorded.append(RecordedRows(text, *text_rows(engine, text, width)))
                 step("outputs")
-        live = [LiveRows(each, engine) for each in recorded]
+        live = [replace(row, target=LiveRows(each, engine)) for row, each in zip(rows, recorded, strict=True)]
         replay(
-            rows,
-            "hybrid",
-            budgets,
-            ["warm"],
-            on_row=lambda: step("drafts"),
-            max_draft_len=32,
-            targets=live,
-            first_rows=first_rows,
+            live, "hybrid", budgets, ["warm"], on_row=lambda: step("drafts"), max_draft_len=32, first_rows=first_rows
         )
     save_rows(out, recorded, first_rows)
     output.say(f"{sum(each.num_rows for each in recorded)} rows of {len(rows)} outputs are in {out}")

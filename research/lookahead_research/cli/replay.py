@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ from pipeline.cli.options import limit_to, numbers, output_file, words
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
+    from lookahead_research.recorded_rows import RecordedRows
     from lookahead_research.replay import ReplayResult
 
 # Sources that learn from rows of the model.
@@ -68,7 +69,11 @@ def replay(
     if json_path is not None:
         require_writable(json_path, outputs, rows_path)
     rows = load_replay_rows(outputs)[:limit]
-    recorded, first_rows = (None, NO_FIRST_ROWS) if rows_path is None else load_rows(rows_path, [r.text for r in rows])
+    recorded: list[RecordedRows] = []
+    first_rows = NO_FIRST_ROWS
+    if rows_path is not None:
+        recorded, first_rows = load_rows(rows_path, [row.text for row in rows])
+        rows = [replace(row, target=each) for row, each in zip(rows, recorded, strict=True)]
     results: list[ReplayResult] = []
     warm_up()  # loads compiled code, for which the first proposal would take milliseconds more than others
     with output.progress() as bar:
@@ -82,7 +87,6 @@ def replay(
                 branch_length,
                 partial(bar.advance, task),
                 max_draft_len=max_draft_len,
-                targets=recorded,
                 first_rows=first_rows,
             )
     if json_path is not None:

@@ -10,7 +10,7 @@ import pytest
 from lookahead_research.known_outputs import ReplayRow
 from lookahead_research.recorded_rows import RecordedRows, load_rows, save_rows
 from lookahead_research.recording import LiveRows, text_rows
-from lookahead_research.replay import TargetRows, replay
+from lookahead_research.replay import replay
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, SuppliedDraftConfig, TrieDraftConfig
 from pipeline.decoding.drafting.drafter_factory import create_drafter
@@ -36,13 +36,13 @@ def known_outputs(count: int = 4) -> list[ReplayRow]:
     return rows
 
 
-def recorded(rows: list[ReplayRow], engine: TableEngine) -> list[RecordedRows]:
-    return [RecordedRows(row.text, *text_rows(engine, row.text, WIDTH)) for row in rows]
+def recorded(rows: list[ReplayRow], engine: TableEngine, width: int = WIDTH) -> list[RecordedRows]:
+    return [RecordedRows(row.text, *text_rows(engine, row.text, width)) for row in rows]
 
 
 def steps(rows: list[ReplayRow], targets: list[RecordedRows] | list[LiveRows]) -> int:
-    given: list[TargetRows] = [*targets]
-    results = replay(rows, "hybrid", [BUDGET.max_nodes], ["warm"], max_draft_len=BUDGET.max_depth, targets=given)
+    given = [replace(row, target=target) for row, target in zip(rows, targets, strict=True)]
+    results = replay(given, "hybrid", [BUDGET.max_nodes], ["warm"], max_draft_len=BUDGET.max_depth)
     return results[-1].steps
 
 
@@ -75,6 +75,17 @@ def test_a_replay_of_recorded_rows_takes_the_steps_of_a_run_with_the_model(tmp_p
     assert not len(first_rows.ids)
     assert steps(rows, loaded) == steps_with_the_model(rows)
     assert sum(each.known for each in loaded) == sum(each.asked for each in loaded) > 0
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_rows_narrower_than_a_source_asks_for_are_filled_up(width: int) -> None:
+    rows, engine = known_outputs(), TableEngine()
+    narrow, wide = recorded(rows, engine, width), recorded(rows, engine)
+    assert steps(rows, narrow) >= steps(rows, wide)
+    ids, probs = narrow[0].candidates(PROMPT_LEN, EMPTY_TREE, WIDTH)
+    assert ids[0, :width].tolist() == wide[0].candidates(PROMPT_LEN, EMPTY_TREE, width)[0][0].tolist()
+    assert (ids[0, width:] == -1).all()
+    assert not probs[0, width:].any()
 
 
 def test_rows_are_those_of_the_engine_and_what_was_never_computed_is_unknown() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from lookahead_research.known_outputs import ReplayRow, load_replay_rows
+from lookahead_research.recorded_rows import RecordedRows
 from lookahead_research.replay import replay, source_parts
 
 from pipeline.decoding.request import StepResult
@@ -82,24 +83,25 @@ def test_tasks_are_reported_each_and_together_for_every_budget_and_regime() -> N
     }
 
 
-def candidates(output: list[int]) -> dict[str, Any]:
-    ids = np.asarray([[token, 0] for token in output], np.int32)
-    return {"top_ids": ids, "top_probs": np.tile(np.asarray([0.9, 0.05], np.float32), (len(output), 1))}
+def with_candidates(found: ReplayRow) -> ReplayRow:
+    ids = np.asarray([[token, 0] for token in found.output_ids], np.int32)
+    probs = np.tile(np.asarray([0.9, 0.05], np.float32), (len(ids), 1))
+    return replace(found, target=RecordedRows.of_output(found.text, ids, probs))
 
 
 def test_recycling_takes_part_where_rows_carry_candidates() -> None:
     output = [3, 4, 3, 5, 3, 4, 3, 5, 3, 4]
     assert steps([row([1], output)], "recycling", "cold") == 10
-    assert steps([row([1], output, **candidates(output))], "recycling", "cold") < 8
+    assert steps([with_candidates(row([1], output))], "recycling", "cold") < 8
 
 
 def test_regimes_differ_in_what_is_known_from_other_rows() -> None:
     output = [3, 4, 5, 6, 7, 8]
-    same = [row([1, 2], output, **candidates(output)) for _ in range(3)]
+    same = [with_candidates(row([1, 2], output)) for _ in range(3)]
     assert steps(same, "recycling", "cold") == 18
     assert steps(same, "recycling", "warm") == 6 + 2 + 2
     assert steps(same, "recycling", "prewarmed") == 6
-    elsewhere = [row([1, 2], output, dataset=name, **candidates(output)) for name in "abc"]
+    elsewhere = [with_candidates(row([1, 2], output, dataset=name)) for name in "abc"]
     assert steps(elsewhere, "recycling", "warm") == steps(elsewhere, "recycling", "prewarmed") == 18
 
 
@@ -159,10 +161,12 @@ def test_rows_are_read_from_json_lines(tmp_path: Path) -> None:
     )
     first, second = load_replay_rows(path)
     assert (first.dataset, first.task, first.prompt_ids.tolist(), first.output_ids.tolist()) == ("x", "qa", [1, 2], [3])
-    assert first.top_ids is None
+    assert first.target is None
     assert second.task == "t"
-    assert second.top_ids is not None
-    assert second.top_ids.tolist() == [[3, 5], [4, 5]]
+    assert second.target is not None
+    ids, probs = second.target.candidates(1, chain([3, 4]), 3)
+    assert ids.tolist() == [[3, 5, -1], [4, 5, -1], [-1, -1, -1]]
+    assert probs == pytest.approx(np.asarray([[0.5, 0.1, 0], [0.6, 0.1, 0], [0, 0, 0]]))
 
 
 @pytest.mark.parametrize(("strategies", "expected"), [(["trie", "none", "trie"], [11]), (["trie", "hybrid"], [10])])
