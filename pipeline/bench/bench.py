@@ -30,12 +30,14 @@ from pipeline.errors import UserError
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.tuning.planned_engine import measure_cost_curve
 
+ALL_BASELINES = (*BASELINES, *LLAMA_CPP_BASELINES)
+
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """Contents of a measurement. strategies: the baseline first. baselines: names from `BASELINES` and
-    `LLAMA_CPP_BASELINES`. concurrency: numbers of requests in flight, may be empty. cost_curve: whether to measure one.
-    url: gRPC address of a server, None to measure in process."""
+    """Contents of a measurement. strategies: the baseline first. baselines: names from `ALL_BASELINES`. concurrency:
+    numbers of requests in flight, may be empty. cost_curve: whether to measure one. url: gRPC address of a
+    server, None to measure in process."""
 
     strategies: tuple[str, ...]
     baselines: tuple[str, ...] = ()
@@ -55,9 +57,11 @@ def check_plan(resolved: ResolvedConfig, rows: Sequence[WorkloadRow], plan: Benc
         )
     if plan.baselines and not options.sampling.greedy:
         raise UserError("The baselines are greedy; leave out --temperature or --baselines.")
-    all_baselines = (*BASELINES, *LLAMA_CPP_BASELINES)
-    if unknown := [name for name in plan.baselines if name not in all_baselines]:
-        raise UserError(f"There is no baseline {unknown[0]!r}; --baselines takes {', '.join(all_baselines)}.")
+    if set(plan.baselines) & set(BASELINES) and not backend_of(resolved.backend).in_process:
+        raise UserError(
+            f"The baselines {' and '.join(BASELINES)} load the weights of an engine in process, and those of backend "
+            f"{resolved.backend} run in a server only. Leave them out of --baselines, or use --set backend=torch."
+        )
     if set(plan.baselines) & set(LLAMA_CPP_BASELINES):
         check_llama_cpp(resolved.model)
     if plan.url is not None and (plan.concurrency or plan.cost_curve):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,12 +12,14 @@ import typer
 
 from pipeline.cli import options as shared
 from pipeline.cli import output
-from pipeline.cli.grammar import bench_schemas
 from pipeline.config.threads import wait_by_default
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
+    from pipeline.bench.data.workload import WorkloadRow
+    from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.report.results import BenchResults, RequestRecord
+    from pipeline.engine.artifact import Artifact
 
 
 # Options that have an effect with --grammar, and those with which --cost-curve measures nothing else.
@@ -92,18 +96,19 @@ def bench(
         shared.refuse_given(context, shared.given(context).keys() - _OF_GRAMMAR, "with --grammar")
     resolved = shared.resolve(model, profile, overrides)
 
-    from pipeline.bench.bench import BenchPlan, check_plan, num_requests, run_bench
+    from pipeline.bench.bench import ALL_BASELINES, BenchPlan, check_plan, num_requests, run_bench
     from pipeline.bench.contenders.in_process import choose_strategies
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.grammar import DEFAULT_SCHEMAS, load_schemas
     from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.report.results import require_writable, save_json
     from pipeline.decoding.request import SamplingParams
+    from pipeline.decoding.strategy import STRATEGIES
 
     if json_path is not None:
         require_writable(json_path, data)
     shared.check_url(url, allow_remote, resolved)
-    names = None if strategies is None else shared.words("--strategies", strategies)
+    names = None if strategies is None else shared.words("--strategies", strategies, STRATEGIES)
     chosen_tasks = None if tasks is None else shared.words("--tasks", tasks)
     options = MeasureOptions(
         max_new_tokens=max_new_tokens,
@@ -117,12 +122,12 @@ def bench(
         shared.require_in_process(resolved, "--grammar")
         chosen = choose_strategies(resolved.profile, ["hybrid"] if names is None else names)
         rows = load_schemas(data or DEFAULT_SCHEMAS, limit, chosen_tasks)
-        bench_schemas(shared.built_artifact(resolved), rows, chosen, options, json_path)
+        _bench_schemas(shared.built_artifact(resolved), rows, chosen, options, json_path)
         return
     only_the_curve = cost_curve and not shared.given(context).keys() - _OF_COST_CURVE
     rows = [] if only_the_curve else load_workload(data or DEFAULT_PROMPTS, limit, chosen_tasks)
     levels = shared.numbers("--concurrency", concurrency, shared.MOST_REQUESTS) if concurrency else []
-    others = shared.words("--baselines", baselines) if baselines else []
+    others = shared.words("--baselines", baselines, ALL_BASELINES) if baselines else []
     plan = BenchPlan(tuple(choose_strategies(resolved.profile, names)), tuple(others), tuple(levels), cost_curve, url)
     check_plan(resolved, rows, plan, options)
     if url is None:
@@ -137,6 +142,30 @@ def bench(
     if json_path is not None:
         save_json(json_path, results)
     show_results(results)
+
+
+def _bench_schemas(
+    artifact: Artifact,
+    rows: Sequence[WorkloadRow],
+    chosen: Sequence[str],
+    options: MeasureOptions,
+    json_path: Path | None,
+) -> None:
+    """Measure JSON schemas with and without drafts and grammar. Raises typer.Exit with code 1 if an output is wrong."""
+    from pipeline.bench.contenders.in_process import open_in_process
+    from pipeline.bench.grammar import is_sound, measure_schemas, summary_table, verdict
+    from pipeline.bench.report.results import save_rows
+
+    opened = open_in_process(artifact)
+    options = replace(options, end_ids=opened.end_ids)
+    with output.steps("measuring", options.repeats * 2 * len(chosen) * len(rows)) as step:
+        records = measure_schemas(opened, rows, chosen, options, lambda record: step(f"{record.id} {record.strategy}"))
+    if json_path is not None:
+        save_rows(json_path, [record.model_dump() for record in records])
+    output.table(*summary_table(records))
+    output.say(verdict(records))
+    if not is_sound(records):
+        raise typer.Exit(1)
 
 
 def show_results(results: BenchResults) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,10 +9,10 @@ import typer
 from pipeline.cli import options as shared
 from pipeline.cli import output
 from pipeline.config.folders import folders
-from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from pipeline.bench.load import LoadResult
+    from pipeline.server.client import Completion, TextQuery
 
 
 def register(app: typer.Typer) -> None:
@@ -51,29 +50,34 @@ def load(
 
     Exit code 1 if a request failed, or did not end within half a minute after the duration.
     """
-    from pipeline.bench.contenders.remote import generate, query_of
+    from pipeline.bench.contenders.remote import query_of
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.load import LoadPlan, run_load, summary_of
     from pipeline.decoding.request import SamplingParams
     from pipeline.decoding.strategy import STRATEGIES
+    from pipeline.server.client import complete
     from pipeline.server.run_folders import run_dir
     from pipeline.server.state import require_server
 
     rows = load_workload(data or DEFAULT_PROMPTS)
     target = url or require_server(run_dir(folders()), takes_url=True).grpc_url
     shared.check_url(target, allow_remote)
-    names: list[str | None] = [None] if strategies is None else [*shared.words("--strategies", strategies)]
-    if unknown := [name for name in names if name not in (None, *STRATEGIES)]:
-        raise UserError(f"There is no strategy {unknown[0]!r}; --strategies takes {', '.join(STRATEGIES)}.")
+    names: list[str | None] = [None]
+    if strategies is not None:
+        names = [*shared.words("--strategies", strategies, STRATEGIES)]
     sampling = SamplingParams(temperature=temperature, seed=seed)
     queries = [query_of(row.first_prompt(raw), max_new_tokens, name, sampling) for row in rows for name in names]
     plan = LoadPlan(concurrency, duration, max_requests, rate)
+
+    def send(query: TextQuery, timeout_s: float) -> Completion:
+        return complete(query, target, "grpc", timeout_s)
+
     with output.steps("sending", max_requests) as step:
 
         def on_answer(result: LoadResult) -> None:
             step(f"{result.num_requests} done, {sum(result.errors.values())} errors")
 
-        summary = summary_of(run_load(partial(generate, target), queries, plan, on_answer))
+        summary = summary_of(run_load(send, queries, plan, on_answer))
     if as_json:
         output.print_json({"url": target, "concurrency": concurrency, **summary})
     else:

@@ -176,13 +176,15 @@ def check_url(url: str | None, allow_remote: bool, resolved: ResolvedConfig | No
         )
 
 
-def words(option: str, text: str) -> list[str]:
-    """Parse `a,b,c`. Raises UserError if there is no word, or one twice."""
+def words(option: str, text: str, known: Collection[str] | None = None) -> list[str]:
+    """Parse `a,b,c`. known: the words that the option takes, None for any. Raises UserError for another word, if there
+    is no word, or one twice."""
     found = [word.strip() for word in text.split(",") if word.strip()]
     if not found:
         raise UserError(f"{option} is empty; give a value, or several separated by commas.")
-    if len(set(found)) != len(found):
-        raise UserError(f"{option} lists an item twice: {text!r}.")
+    _refuse_repeated(option, text, found)
+    if known is not None and (wrong := [word for word in found if word not in known]):
+        raise UserError(f"{option} takes {', '.join(known)}; found {_short(wrong[0])!r}.")
     return found
 
 
@@ -191,7 +193,13 @@ def numbers(option: str, text: str, most: int) -> list[int]:
     found = [_number(word) for word in words(option, text)]
     if not all(1 <= number <= most for number in found):
         raise UserError(f"{option} takes numbers from 1 to {most}, separated by commas; found {_short(text)!r}.")
+    _refuse_repeated(option, text, found)
     return found
+
+
+def _refuse_repeated(option: str, text: str, found: Collection[object]) -> None:
+    if len(set(found)) != len(found):
+        raise UserError(f"{option} lists an item twice: {_short(text)!r}.")
 
 
 def _number(word: str) -> int:

@@ -125,9 +125,7 @@ def _check_engine(
 
     device: Device = "cpu" if detect_hardware().gpu is None else "cuda"
     default = LARGE_SHAPES if device == "cuda" else ("tiny",)
-    names = default if shapes is None else tuple(shared.words("--shapes", shapes))
-    if wrong := [name for name in names if name not in SHAPES]:
-        raise UserError(f"There is no shape {wrong[0]!r}; --shapes takes {', '.join(SHAPES)}.")
+    names = default if shapes is None else tuple(shared.words("--shapes", shapes, SHAPES))
     options = CheckOptions(device, model, names, limit, max_new_tokens)
     shared.resolve(model, shared.DEFAULT_PROFILE, ("backend=torch", f"device={device}"))
     folder = _new_folder(out)

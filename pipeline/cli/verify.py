@@ -9,18 +9,20 @@ import typer
 
 from pipeline.cli import options as shared
 from pipeline.cli import output
-from pipeline.cli.grammar import guide_file
 from pipeline.config.folders import folders
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from pipeline.bench.verify.verify import Comparison
+    from pipeline.decoding.grammar.guide import Guide
     from pipeline.engine.artifact import Artifact
 
 # Number of prompts and tokens with --quick.
 QUICK_PROMPTS, QUICK_TOKENS = 3, 24
 # Options that have an effect with --failover.
 _OF_FAILOVER = {"failover", "model", "profile", "overrides", "num_kills", "max_new_tokens", "as_json"}
+# Kind of guide by the suffix of its file.
+_KINDS = {".json": "json_schema", ".lark": "ebnf_grammar", ".gbnf": "ebnf_grammar", ".regex": "regex"}
 
 
 def register(app: typer.Typer) -> None:
@@ -87,6 +89,7 @@ def verify(
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.measure import MeasureOptions
     from pipeline.decoding.request import SamplingParams
+    from pipeline.decoding.strategy import STRATEGIES
     from pipeline.engine.backend import backend_of
 
     shared.refuse_given(context, {"num_kills"}, "without --failover")
@@ -98,7 +101,7 @@ def verify(
         raise UserError("--grammar compares in process; leave out --url.")
     rows = load_workload(data or DEFAULT_PROMPTS, limit)
     shared.check_url(url, allow_remote, resolved)
-    names = None if strategies is None else shared.words("--strategies", strategies)
+    names = None if strategies is None else shared.words("--strategies", strategies, STRATEGIES)
     in_process = backend_of(resolved.backend).in_process
     chosen = choose_strategies(resolved.profile, names) if in_process else []
     for option, is_set in (("--logits", logits), ("--grammar", grammar is not None)):
@@ -122,6 +125,20 @@ def verify(
             output.note("no server of this model is running; comparing in process" if url is None else f"server: {url}")
         comparisons, outputs = compare_in_process(artifact, url, chosen, rows, options, logits)
     _show_comparisons(comparisons, artifact, as_json, agreement_of(artifact, outputs) if reference else None)
+
+
+def guide_file(path: Path) -> Guide:
+    """Read a guide from a file; the suffix gives its kind. Raises UserError if it cannot be read or the suffix is
+    unknown."""
+    from pipeline.decoding.grammar.guide import Guide
+    from pipeline.json_lines import reading
+
+    kind = _KINDS.get(path.suffix)
+    if kind is None:
+        raise UserError(f"--grammar {path} ends in {path.suffix!r}; it must end in one of {', '.join(_KINDS)}.")
+    with reading(path):
+        text = path.read_text(encoding="utf-8")
+    return Guide(kind, text.rstrip("\n") if kind == "regex" else text)
 
 
 def _show_comparisons(

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import torch
+import typer
 
 from pipeline.bench.bench import check_lengths
-from pipeline.bench.contenders.in_process import codec_of, open_in_process
+from pipeline.bench.contenders.in_process import InProcess, codec_of, open_in_process
 from pipeline.bench.contenders.remote import require_server_of
 from pipeline.bench.data.workload import WorkloadRow, first_prompts
+from pipeline.bench.grammar import matches
 from pipeline.bench.measure import MeasureOptions
 from pipeline.bench.verify.reference import agreement, load_reference
 from pipeline.bench.verify.remote import judging_config, remote_strategies, verify_remote, verify_server
 from pipeline.bench.verify.verify import Comparison, epsilon_of, verify_in_process
 from pipeline.cli import output
-from pipeline.cli.grammar import require_matching
 from pipeline.config.folders import folders
+from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.tree import IntArray
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.build import build_engine
@@ -91,11 +94,30 @@ def compare_in_process(
                 url, opened.engine, epsilon, references, opened.decode, strategies, prompts, options, on_comparison
             )
     if options.guide is not None:
-        num_finished, num_outputs = require_matching(options.guide, opened, references)
+        num_finished, num_outputs = _require_matching(options.guide, opened, references)
         output.note(
             f"grammar: {num_finished} outputs finished and match, {num_outputs - num_finished} were cut by length"
         )
     return comparisons, ((prompt.prompt_ids, references[prompt.prompt_id, "greedy"]) for prompt in prompts)
+
+
+def _require_matching(
+    guide: Guide, opened: InProcess, references: Mapping[tuple[str, str], Sequence[int]]
+) -> tuple[int, int]:
+    """Check that the finished reference outputs match a JSON schema. references: by prompt and decoding; all other
+    outputs were compared with them. Returns the numbers of finished and of all outputs. Raises typer.Exit with code 1
+    if one does not match."""
+    finished = [ids for ids in references.values() if ids and ids[-1] in opened.end_ids]
+    wrong = [
+        opened.decode(ids)
+        for ids in finished
+        if guide.kind == "json_schema" and not matches(json.loads(guide.text), opened.decode(ids))
+    ]
+    for text in wrong:
+        output.note(f"does not match the schema: {text}")
+    if wrong:
+        raise typer.Exit(1)
+    return len(finished), len(references)
 
 
 def agreement_of(artifact: Artifact, outputs: Outputs) -> float:

@@ -9,7 +9,6 @@ import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from pipeline.decoding.tree import DraftTree, IntArray, chain
-from pipeline.errors import UserError
 
 # As in the benchmarks of prompt lookup.
 LONGEST_NGRAM = 3
@@ -48,8 +47,5 @@ PEERS = {"prompt-lookup": PromptLookup}
 
 
 def create_peers(names: Sequence[str], max_tokens: int, max_context: int, draft_tokens: int) -> dict[str, PromptLookup]:
-    """Create peers by name. max_tokens, max_context: see `PromptLookup`. Raises UserError for an unknown name."""
-    for name in names:
-        if name not in PEERS:
-            raise UserError(f"There is no peer {name!r}; --peers takes {', '.join(PEERS)}.")
+    """Create peers by name, of `PEERS`. max_tokens, max_context: see `PromptLookup`."""
     return {name: PEERS[name](max_tokens, max_context, draft_tokens) for name in names}

@@ -46,12 +46,6 @@ def query_of(
     )
 
 
-def generate(url: str, query: TextQuery, timeout_s: float = TIMEOUT_S) -> Completion:
-    """Return the whole answer to one request, streamed over gRPC. Raises RequestError with the server's message,
-    ServerError if the server cannot be reached or does not answer in time."""
-    return complete(query, url, "grpc", timeout_s)
-
-
 class RemoteContender:
     """One strategy through the server. A client cannot empty the server's draft sources, so `forget` takes a new
     namespace, in which the trie is empty. The server may reuse KV."""
@@ -66,13 +60,13 @@ class RemoteContender:
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
         query = query_of(prompt, request.max_new_tokens, self.name, request.sampling, self._namespace)
-        return measured_request(generate(self._url, query), request.prompt_ids)
+        return measured_request(complete(query, self._url, "grpc", TIMEOUT_S), request.prompt_ids)
 
 
 def require_server_of(url: str, prompt: NamedPrompt) -> None:
     """Raise ServerError if the server does not answer or serves another model. Generates one token."""
     query = query_of(prompt.prompt, 1, "none", namespace=fresh_namespace())
-    measured_request(generate(url, query), prompt.prompt_ids)
+    measured_request(complete(query, url, "grpc", TIMEOUT_S), prompt.prompt_ids)
 
 
 def fresh_namespace() -> str:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from pipeline.bench.contenders.in_process import BASELINE
-from pipeline.bench.contenders.remote import fresh_namespace, generate, measured_request, query_of
+from pipeline.bench.contenders.remote import TIMEOUT_S, fresh_namespace, measured_request, query_of
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
 from pipeline.bench.verify.verify import Comparison, Judge, compare, decoding_of, decodings
@@ -22,7 +22,7 @@ from pipeline.decoding.request import SamplingParams
 from pipeline.engine.backend import backend_of
 from pipeline.engine.contract import Engine
 from pipeline.errors import UserError
-from pipeline.server.client import Completion, TextQuery
+from pipeline.server.client import Completion, TextQuery, complete
 from pipeline.triton_models.routing import offered_strategies
 
 # Number of requests in flight in the parallel part.
@@ -104,9 +104,9 @@ def answers_of(
 ) -> Iterator[tuple[str, NamedPrompt, TextQuery, Completion]]:
     """Yield the answers to requests sent one at a time ("server"), then to all of them in parallel ("server batch")."""
     for prompt, query in queries:
-        yield "server", prompt, query, generate(url, query)
+        yield "server", prompt, query, complete(query, url, "grpc", TIMEOUT_S)
     with ThreadPoolExecutor(NUM_CLIENTS) as clients:
-        answers = clients.map(lambda each: generate(url, each[1]), queries)
+        answers = clients.map(lambda each: complete(each[1], url, "grpc", TIMEOUT_S), queries)
         for (prompt, query), answer in zip(queries, answers, strict=True):
             yield "server batch", prompt, query, answer
 

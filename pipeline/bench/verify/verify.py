@@ -8,8 +8,9 @@ best one that rounding can explain the difference (`near_tie_threshold`), and a 
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal, NamedTuple
@@ -20,7 +21,6 @@ from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
 from pipeline.bench.report.report import Table
-from pipeline.bench.verify.logits import LOGITS, RowHashes, first_other_bits
 from pipeline.config.schema import Dtype
 from pipeline.decoding.noise import gumbel_noise
 from pipeline.decoding.request import GenerationRequest, SamplingParams, as_token_ids
@@ -36,6 +36,8 @@ Judge = Callable[[], tuple[Engine, float]]
 EPSILON: dict[Dtype, float] = {"float32": 0.0, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 NEAR_TIE_ULPS = 4
 SEEDED_TEMPERATURE = 0.8
+# Suffix of a decoding's name for comparisons of the bits of logits instead of tokens.
+LOGITS = "logits"
 # Strategy name of comparisons over a batch of all strategies.
 ALL_STRATEGIES = "all"
 
@@ -58,6 +60,24 @@ class Comparison:
     found: int | None = None
     gap: float | None = None
     threshold: float | None = None
+
+
+class RowHashes(dict[int, bytes]):
+    """Hashes of the rows of logits from which a request's tokens were chosen, in the actual trees and batches, by the
+    position of the token."""
+
+    def add(self, position: int, row: FloatArray) -> None:
+        """Store the hash of the bits of one row; 0.0 and -0.0 differ."""
+        self[position] = hashlib.blake2b(np.asarray(row, np.float32).tobytes(), digest_size=16).digest()
+
+
+def first_other_bits(
+    expected: Mapping[int, bytes], found: Mapping[int, bytes], prompt_len: int
+) -> tuple[int, int | None]:
+    """Number of positions in both recordings, and the index of the first output token whose row differs, if any."""
+    shared = sorted(expected.keys() & found.keys())
+    different = next((position for position in shared if expected[position] != found[position]), None)
+    return len(shared), None if different is None else different - prompt_len
 
 
 def first_difference(expected: Sequence[int], found: Sequence[int]) -> tuple[int, int | None, int | None] | None:

@@ -37,7 +37,7 @@ def bench_trie(
 ) -> None:
     """Measure insertion, memory and retrieval of the trie, and of other sources on the same text."""
     from lookahead_research import trie_bench
-    from lookahead_research.trie_peers import create_peers
+    from lookahead_research.trie_peers import PEERS, create_peers
     from pipeline.bench.data.token_rows import token_sequences
     from pipeline.bench.report.results import require_writable, save_rows
 
@@ -51,7 +51,7 @@ def bench_trie(
     else:
         sequences = trie_bench.synthetic_stream(ascending[-1], seed)
     max_tokens = sum(map(len, sequences))
-    others = create_peers(words("--peers", peers) if peers else [], max_tokens, trie_bench.CONTEXT_LEN, nodes)
+    others = create_peers(words("--peers", peers, PEERS) if peers else [], max_tokens, trie_bench.CONTEXT_LEN, nodes)
     # Raises UserError for an impossible memory limit.
     max_bytes = new_trie(branch_length, max_mib).max_bytes
     with output.progress() as bar:

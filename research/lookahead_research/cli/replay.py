@@ -54,14 +54,14 @@ def replay(
 
     from lookahead_research.known_outputs import load_replay_rows
     from lookahead_research.recorded_rows import load_rows
+    from lookahead_research.replay import REGIMES, source_parts
     from lookahead_research.replay import replay as run_replay
-    from lookahead_research.replay import source_parts
     from pipeline.bench.report.results import require_writable, save_rows
     from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS
     from pipeline.decoding.warm_up import warm_up
 
     budgets = numbers("--budget", budget, MOST_DRAFT_TOKENS)
-    regimes = words("--regime", regime)
+    regimes = words("--regime", regime, REGIMES)
     sources = words("--source", source)
     parts = {part for name in sources for part in source_parts(name)}
     if rows_path is not None and not parts & READERS_OF_ROWS:

@@ -45,6 +45,13 @@ def test_a_row_is_not_called_like_a_turn_of_another() -> None:
         check(*rows, turns="all")
 
 
+def test_transformers_is_no_baseline_of_engines_that_run_in_a_server_only() -> None:
+    resolved = resolve_config("llama2-7b", "latency", ("backend=tensorrt_llm",))
+    plan = BenchPlan(("none",), ("hf",), url="localhost:8001")
+    with pytest.raises(UserError, match="hf and hf-prompt-lookup load the weights of an engine in process"):
+        check_plan(resolved, [WorkloadRow("a", "t", ("x",))], plan, MeasureOptions())
+
+
 def test_requests_are_turns_times_contenders_times_repeats() -> None:
     rows = [WorkloadRow("a", "t", ("x", "y")), WorkloadRow("b", "t", ("z",))]
     plan = BenchPlan(("none", "trie"), ("hf",))

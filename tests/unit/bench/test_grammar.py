@@ -19,7 +19,7 @@ from pipeline.bench.grammar import (
     summary_table,
     verdict,
 )
-from pipeline.cli.grammar import guide_file
+from pipeline.cli.verify import guide_file
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.grammar.translation import grammar_text
 from pipeline.errors import UserError

@@ -20,7 +20,7 @@ WORDS = ("--model=tiny-random-llama", "--set=backend=torch", "--set=device=cpu",
     [
         ("--temperature=-1", "temperature"),
         ("--seed=-1", "seed"),
-        ("--baselines=vllm", "no baseline 'vllm'"),
+        ("--baselines=vllm", "--baselines takes hf, hf-prompt-lookup, llama-cpp, llama-cpp-prompt-lookup; found"),
         ("--concurrency=64", "--set engine.max_batch_size=64"),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_load_of_an_unknown_strategy_is_refused(
 ) -> None:
     monkeypatch.setattr("pipeline.bench.contenders.remote.check_address", lambda *arguments: None)
     assert exit_code("load", "--url", "127.0.0.1:1", "--strategies", "trie,magic") == 2
-    assert "There is no strategy 'magic'; --strategies takes none, " in capsys.readouterr().err
+    assert "--strategies takes none, lookahead, trie, hybrid, auto; found 'magic'." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

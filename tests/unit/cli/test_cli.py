@@ -279,5 +279,5 @@ def test_a_strategy_that_does_not_exist_is_refused_before_an_engine_is_built(
 ) -> None:
     assert exit_code(*command, "--model", "tiny-random-llama", "--strategies", "none,magic") == 2
 
-    assert "There is no strategy 'magic'" in capsys.readouterr().err
+    assert "--strategies takes none, lookahead, trie, hybrid, auto; found 'magic'." in capsys.readouterr().err
     assert not folders().engines.exists()

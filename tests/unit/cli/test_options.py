@@ -26,6 +26,12 @@ def test_what_is_no_whole_number_in_range_is_refused(text: str):
         numbers("--n", text, 100)
 
 
+@pytest.mark.parametrize("text", ["1,1", "10,1e1", "1,01"])
+def test_a_number_that_is_written_twice_is_refused(text: str):
+    with pytest.raises(UserError, match="--n lists an item twice"):
+        numbers("--n", text, 100)
+
+
 @pytest.mark.parametrize("text", ["", " , "])
 def test_a_list_that_names_nothing_is_refused(text: str):
     with pytest.raises(UserError, match="--n is empty"):

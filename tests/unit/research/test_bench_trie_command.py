@@ -62,5 +62,5 @@ def test_bench_trie_asks_peers_the_same(tmp_path: Path):
     assert ours["num_tokens"] == theirs["num_tokens"]
     assert 0 < theirs["mean_draft_nodes"] <= 10
     assert ours["mean_accepted"] > theirs["mean_accepted"] >= 0
-    with pytest.raises(UserError, match="There is no peer 'magic'"):
+    with pytest.raises(UserError, match="--peers takes prompt-lookup; found 'magic'"):
         run("--peers", "magic")

@@ -256,13 +256,10 @@ def test_a_prediction_may_hold_tokens_that_the_outputs_do_not(tmp_path: Path) ->
 def test_a_missing_file_a_wrong_word_or_number_is_the_users(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         load_replay_rows(tmp_path / "none.jsonl")
-    rows = [row([1], [2])]
     with pytest.raises(UserError, match="source is 'trie\\+oracle'"):
         source_parts("trie+oracle")
     with pytest.raises(UserError, match="names one source twice"):
         source_parts("trie+trie")
-    with pytest.raises(UserError, match="regime is 'hot'"):
-        replay(rows, "pool", [4], ["hot"])
 
 
 def test_a_source_that_fails_ends_the_replay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ def test_options_of_the_other_part_and_wrong_names_are_refused_before_the_first_
         expected = f"{option.split('=')[0]} has no effect with --part engine; leave it out."
         assert expected in refused(capsys, "--part", "engine", option)
     assert "no-such-model" in refused(capsys, "--part", "engine", "-m", "no-such-model")
-    assert "There is no shape 'huge'" in refused(capsys, "--part", "engine", "--shapes", "tiny,huge")
+    assert "qwen2.5-7b; found 'huge'" in refused(capsys, "--part", "engine", "--shapes", "tiny,huge")
     assert "--shapes lists an item twice" in refused(capsys, "--part", "engine", "--shapes", "tiny,tiny")
     assert not list(tmp_path.iterdir())
 

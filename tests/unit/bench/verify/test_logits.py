@@ -11,8 +11,15 @@ import pytest
 
 from pipeline.bench.data.workload import NamedPrompt, Prompt
 from pipeline.bench.measure import MeasureOptions
-from pipeline.bench.verify.logits import RowHashes, first_other_bits
-from pipeline.bench.verify.verify import Comparison, is_lossless, verdict_sentence, verdict_table, verify_in_process
+from pipeline.bench.verify.verify import (
+    Comparison,
+    RowHashes,
+    first_other_bits,
+    is_lossless,
+    verdict_sentence,
+    verdict_table,
+    verify_in_process,
+)
 from pipeline.engine.contract import Engine, VerifyItem
 from pipeline.engine.submission import Submission
 from tests.fakes import HostileSource, TableEngine, TableLogits, make_request, make_scheduler

@@ -24,12 +24,12 @@ END = 9
 def answer_with(outputs: dict[str, list[int]]) -> Any:
     """A server: its output by strategy, after the prompt's own letter."""
 
-    def generate(url: str, query: TextQuery) -> Completion:
+    def complete(query: TextQuery, url: str, protocol: str, timeout_s: float) -> Completion:
         tokens = [ord(query.text_input), *outputs[str(query.strategy)]]
         counted = {"prompt_ids": [1, 2], "output_ids": tokens, "num_steps": len(tokens), "num_draft_tokens": 0}
         return Completion("", "length", counted, 0.1)
 
-    return generate
+    return complete
 
 
 class Judge:
@@ -54,7 +54,7 @@ class Judge:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, outputs: dict[str, list[int]], judge: Judge) -> list[Any]:
-    monkeypatch.setattr(module, "generate", answer_with(outputs))
+    monkeypatch.setattr(module, "complete", answer_with(outputs))
     options = MeasureOptions(max_new_tokens=8, end_ids=frozenset({END}))
     return verify_remote("h:1", judge, list(outputs), PROMPTS, options)[0]  # type: ignore[arg-type]
 
