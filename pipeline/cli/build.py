@@ -23,6 +23,7 @@ from pipeline.cli.options import (
 )
 from pipeline.config.folders import folders
 from pipeline.errors import ConfigError
+from pipeline.llmapi import Method
 
 if TYPE_CHECKING:
     from pipeline.config.schema import ResolvedConfig
@@ -105,12 +106,11 @@ def repo(
     overrides: Set = None,
     out: Annotated[Path | None, output_folder("Output folder; default: beside the engine.")] = None,
     llmapi: Annotated[
-        str | None,
+        Method | None,
         typer.Option(
             "--llmapi",
-            metavar="DRAFTS",
-            help="Write a repository for TensorRT-LLM's LLM API, without an engine. Draft source: auto "
-            "(suffix_automaton if the release has it, else trie), suffix_automaton, trie, ngram or none.",
+            help="Write a repository for TensorRT-LLM's LLM API, without an engine. Draft source; auto: "
+            "suffix_automaton if the release has it, else trie.",
         ),
     ] = None,
     decoupled: Annotated[
@@ -141,16 +141,15 @@ def repo(
 
 
 def _write_llmapi(
-    resolved: ResolvedConfig, method: str, out: Path | None, decoupled: bool
+    resolved: ResolvedConfig, method: Method, out: Path | None, decoupled: bool
 ) -> tuple[Path, tuple[str, ...]]:
     """Write a repository for the LLM API; return its folder and models."""
     from pipeline.llmapi.repository import MODEL, render_llmapi
-    from pipeline.llmapi.settings import method_named
 
     where = folders()
     target = out or where.engines / resolved.model.name / f"llmapi-{resolved.profile.name}"
     output.note("checked against the documented contract only; not run with TensorRT-LLM")
-    return render_llmapi(resolved, method_named(method), target, where.home / "triton_repo", decoupled), (MODEL,)
+    return render_llmapi(resolved, method, target, where.home / "triton_repo", decoupled), (MODEL,)
 
 
 def clean(

@@ -69,33 +69,23 @@ def settings_from_folder(folder: Path) -> RawSettings:
 def settings_from_gguf(path: Path) -> RawSettings:
     """Read the settings and the tensor list of a GGUF file. Raises ConfigError if the file is invalid or its
     architecture is not supported."""
-    from gguf import GGUFReader
-
-    try:
-        reader = GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OSError) as error:
-        raise ConfigError(f"{shown(path)} is not a GGUF file, is incomplete or is damaged. Fetch it again.") from error
-
-    def setting(key: str) -> Any:
-        field = reader.get_field(key)
-        return None if field is None else field.contents()
-
-    architecture = setting("general.architecture")
+    file = GgufFile(path, ConfigError)
+    architecture = file.architecture
     if architecture not in GGUF_ARCHITECTURES:
         raise ConfigError(
             f"{shown(path)} has architecture {architecture!r}. Supported in GGUF files: "
             f"{', '.join(GGUF_ARCHITECTURES)}. Use the checkpoint's safetensors instead."
         )
-    has_window = bool(setting(f"{architecture}.attention.sliding_window"))
-    context = setting(f"{architecture}.context_length")
+    has_window = bool(file.setting("attention.sliding_window"))
+    context = file.setting("context_length")
     return _raw_settings(
         path.stem,
         f"GGUF file {shown(path)}",
         shown(path),
         checkpoint={"source": "gguf", "path": str(path.resolve())},
         architecture="MistralForCausalLM" if has_window else GGUF_ARCHITECTURES[architecture][0],
-        num_parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
-        chat_template=bool(setting("tokenizer.chat_template")),
+        num_parameters=sum(int(tensor.n_elements) for tensor in file.tensors),
+        chat_template=bool(file.value("tokenizer.chat_template")),
         **({"max_position_embeddings": context} if isinstance(context, int) and context > 0 else {}),
     )
 
@@ -115,6 +105,40 @@ def settings_from_hub(repo_id: str) -> RawSettings:
         chat_template=_has_chat_template(folder),
         **_values_of_config(folder / "config.json"),
     )
+
+
+class GgufFile:
+    """The settings and the tensors of a GGUF file, and the name of its architecture, None if it names none."""
+
+    def __init__(self, path: Path, error: type[UserError]) -> None:
+        """Raises `error` if the file is not a GGUF file, is incomplete or is damaged."""
+        from gguf import GGUFReader
+
+        try:
+            with path.open("rb") as file:
+                if file.read(4) != b"GGUF":
+                    raise error(f"{shown(path)} is not a GGUF file. Fetch it again.")
+            size = path.stat().st_size
+            self._reader = GGUFReader(path)
+            self.tensors = self._reader.tensors
+            named = self.value("general.architecture")
+        except OSError as cause:
+            raise error(f"{shown(path)} cannot be read: {cause.strerror}.") from cause
+        except (ValueError, IndexError, KeyError) as cause:  # errors of GGUFReader for a truncated file
+            raise error(f"{shown(path)} is incomplete or damaged ({size} bytes). Fetch it again.") from cause
+        self.architecture = named if isinstance(named, str) else None
+        end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in self.tensors), default=0)
+        if end > size:
+            raise error(f"{shown(path)} is incomplete: it has {size} of {end} bytes. Fetch it again.")
+
+    def value(self, key: str) -> Any:
+        """The value of a key; None if it is missing."""
+        field = self._reader.get_field(key)
+        return None if field is None else field.contents()
+
+    def setting(self, name: str) -> Any:
+        """A setting of the file's architecture; None if it is missing."""
+        return self.value(f"{self.architecture}.{name}")
 
 
 def json_object(path: Path, error: type[UserError]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 from pipeline.checkpoint.disk import atomic_folder
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import RepositoryError
-from pipeline.llmapi.settings import Method, draft_settings, model_yaml
+from pipeline.llmapi import Method
+from pipeline.llmapi.settings import draft_settings, model_yaml
 from pipeline.repository import model_config
 from pipeline.repository.contract import model_contract
 from pipeline.repository.names import CONFIG, VERSION

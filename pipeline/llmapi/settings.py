@@ -7,7 +7,7 @@ automaton of newer releases, which drafts on the GPU, or the trie.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 from pydantic import Field
 
@@ -24,9 +24,7 @@ from pipeline.config.schema import (
     TensorRTLLMConfig,
 )
 from pipeline.errors import ConfigError
-
-Method = Literal["auto", "suffix_automaton", "trie", "ngram", "none"]
-METHODS: tuple[Method, ...] = get_args(Method)
+from pipeline.llmapi import Method
 
 # Longest context that NGram matches: the default of newer releases and of NVIDIA's examples. Older releases have no
 # default.
@@ -45,13 +43,6 @@ class DraftSettings(Frozen):
     max_draft_len: int = Field(ge=1, description="Limit of draft tokens per step.")
     sources: tuple[SourceConfig, ...] = Field(description="Draft sources of the trie drafter.")
     shared: bool = Field(description="Whether drafts may come from other requests' outputs.")
-
-
-def method_named(name: str) -> Method:
-    """Check the name of a draft method. Raises ConfigError, with the known names, for another one."""
-    if name not in METHODS:
-        raise ConfigError(f"There is no draft method '{name}'; known are {', '.join(METHODS)}.")
-    return name
 
 
 def draft_settings(resolved: ResolvedConfig, method: Method) -> DraftSettings:

@@ -18,7 +18,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
-from pipeline.backends.tensorrt_llm.docker import build_image_argv, ensure_image, remove_argv, run_argv, serving_image
+from pipeline.backends.tensorrt_llm.docker import (
+    build_image_argv,
+    container_name,
+    docker_argv,
+    ensure_image,
+    remove_argv,
+    serving_image,
+)
 from pipeline.backends.tensorrt_llm.environment import gpus
 from pipeline.backends.tensorrt_llm.instance import instances_of
 from pipeline.config.folders import CODE, Folders
@@ -157,13 +164,21 @@ def _in_container(
 ) -> StartCommand:
     traces = trace_variables(resolved.profile.server.otlp_endpoint)
     variables = {"PYTHONPATH": str(CODE), **served_variables(folders), **traces, **own, MARK: server_id}
-    tag = resolved.profile.tensorrt_llm.container_tag
     snapshots = [
         Path(source.snapshot)
         for source in resolved.profile.drafting.sources
         if isinstance(source, TrieDraftConfig) and source.snapshot is not None and not is_url(source.snapshot)
     ]
-    argv = run_argv(tag, words, server_id, variables, folders, snapshots)
+    argv = docker_argv(
+        serving_image(resolved.profile.tensorrt_llm.container_tag),
+        words,
+        name=container_name(server_id),
+        writable=[folders.engines],
+        readable=[CODE, folders.home, *folders.engine_folders[1:], *snapshots],
+        work_dir=folders.home,
+        environment=variables,
+        options=("--network", "host"),
+    )
     return StartCommand(argv, dict(os.environ), remove_argv(server_id))
 
 

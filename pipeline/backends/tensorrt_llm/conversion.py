@@ -65,19 +65,22 @@ class ScriptNeed(NamedTuple):
 
 def needs_of_script(context: BuildContext) -> list[ScriptNeed]:
     """Settings that need options of a family's script, besides those for tensor-parallel ranks."""
-    trt, ranks = context.trt, context.model.parallelism
-    asked: list[tuple[str | None, str, object, object]] = [
-        ("use_weight_only" if trt.quantization in _PLAIN else None, "quantization", trt.quantization, "none"),
-        (f"{trt.kv_cache_dtype}_kv_cache", "kv_cache_dtype", trt.kv_cache_dtype, "auto"),
-        ("cp_size", "context_parallel", trt.context_parallel, 1),
-    ]
+    trt = context.trt
+    options: dict[str, str | None] = {
+        "quantization": "use_weight_only" if trt.quantization in _PLAIN else None,
+        "kv_cache_dtype": f"{trt.kv_cache_dtype}_kv_cache",
+        "context_parallel": "cp_size",
+    }
     if "moe" in context.traits:
-        asked.append(("moe_tp_size", "moe_tensor_parallel", trt.moe_tensor_parallel, -1))
-        asked.append(("moe_ep_size", "moe_expert_parallel", trt.moe_expert_parallel, -1))
+        options |= {"moe_tensor_parallel": "moe_tp_size", "moe_expert_parallel": "moe_ep_size"}
     if is_calibrated(context):
-        asked.append(("calib_size", "calib_size", trt.calib_size, TensorRTLLMConfig().calib_size))
-    needs = [ScriptNeed(option, f"tensorrt_llm.{name}", found, plain) for option, name, found, plain in asked]
-    needs.append(ScriptNeed("pp_size", "model.parallelism.pipeline", ranks.pipeline, 1))
+        options["calib_size"] = "calib_size"
+    plain = TensorRTLLMConfig()
+    needs = [
+        ScriptNeed(option, f"tensorrt_llm.{name}", getattr(trt, name), getattr(plain, name))
+        for name, option in options.items()
+    ]
+    needs.append(ScriptNeed("pp_size", "model.parallelism.pipeline", context.model.parallelism.pipeline, 1))
     return [need for need in needs if need.found != need.plain]
 
 

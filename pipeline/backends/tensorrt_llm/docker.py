@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.backends.tensorrt_llm.release_data import LOADER_SWITCH, image_of
-from pipeline.config.folders import CODE, Folders
 from pipeline.engine.fingerprint import digest_of
 from pipeline.errors import ServerError
 from pipeline.files import end_of_log
@@ -92,28 +91,6 @@ def container_name(owner_id: str) -> str:
 def stage_id(folder: Path) -> str:
     """Id of the stage in a folder, in which one build runs at a time."""
     return digest_of(str(folder))[:12]
-
-
-def run_argv(
-    tag: str,
-    argv: Sequence[str],
-    server_id: str,
-    variables: Mapping[str, str],
-    folders: Folders,
-    files: Sequence[Path] = (),
-) -> tuple[str, ...]:
-    """`docker run` for the command of a server. variables: environment of the server. files: further paths that it
-    reads."""
-    return docker_argv(
-        serving_image(tag),
-        argv,
-        name=container_name(server_id),
-        writable=[folders.engines],
-        readable=[CODE, folders.home, *folders.engine_folders[1:], *files],
-        work_dir=folders.home,
-        environment=variables,
-        options=("--network", "host"),
-    )
 
 
 def remove_argv(owner_id: str) -> tuple[str, ...]:

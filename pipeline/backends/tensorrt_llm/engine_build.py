@@ -18,12 +18,8 @@ from pipeline.engine.traits import Mode
 # Options of the command line with another name in BuildConfig.
 _FIELD_OF_FLAG = {"strip_plan": "use_strip_plan"}
 _SEVERAL_FIELDS = {"gather_all_token_logits": ("gather_context_logits", "gather_generation_logits")}
-# Options that are not in BuildConfig, because they do not affect sizes or kernels, and fields of BuildConfig that do
-# not describe the engine.
-_NOT_EXPECTED = (
-    *("checkpoint_dir", "output_dir", "workers", "log_level", "logits_dtype", "fast_build"),
-    *("input_timing_cache", "output_timing_cache", "visualize_network"),
-)
+# Fields of BuildConfig that do not describe the engine.
+_NOT_EXPECTED = ("input_timing_cache", "output_timing_cache", "visualize_network")
 
 
 def build_flags_of(context: BuildContext, mode: Mode, checkpoint: Path, output: Path) -> dict[str, FlagValue]:
@@ -66,19 +62,19 @@ def build_flags_of(context: BuildContext, mode: Mode, checkpoint: Path, output: 
 def expected_config(context: BuildContext, mode: Mode, flags: Mapping[str, FlagValue]) -> dict[str, Any]:
     """Expected build_config in the engine's config.json: the options as JSON of BuildConfig, with PluginConfig inside,
     and with the builder's change of max_seq_len. The rules refuse options that the builder would change as well."""
-    known = release_data.release().build_flags
+    known, fields = release_data.release().build_flags, release_data.release().build_config_fields
     config: dict[str, Any] = {}
     plugins: dict[str, Any] = {"dtype": context.resolved.dtype}
     for name, value in flags.items():
-        field = known[name].field
-        if field is not None:
-            plugins[field] = _plugin_value(known[name], value)
+        field = _FIELD_OF_FLAG.get(name, name)
+        if known[name].group == "plugin":
+            plugins[name] = _plugin_value(known[name], value)
         elif name in _SEVERAL_FIELDS:
             config |= dict.fromkeys(_SEVERAL_FIELDS[name], value)
         elif name == "speculative_decoding_mode":
             config[name] = release_data.release().speculative_decoding_modes[str(value).upper()]
-        elif name not in _NOT_EXPECTED and known[name].group != "lora":
-            config[_FIELD_OF_FLAG.get(name, name)] = value
+        elif field in fields and field not in _NOT_EXPECTED:
+            config[field] = value
     if flags.get("fast_build"):
         plugins["manage_weights"] = True
     config.setdefault("speculative_decoding_mode", release_data.release().speculative_decoding_modes["NONE"])

@@ -59,10 +59,9 @@ class Option(Frozen):
 
 
 class Flag(Option):
-    """An option of trtllm-build. field: field of PluginConfig; None for other options."""
+    """An option of trtllm-build. group: "plugin" for a field of PluginConfig."""
 
     group: str
-    field: str | None = None
     nargs: str | None = None
 
 
@@ -88,16 +87,17 @@ class Requirement(Frozen):
 
 
 class ReleaseData(Frozen, extra="ignore"):
-    """Content of `release_data.json`. build_flags: options of trtllm-build by name without dashes. parameters: of the
-    C++ backend's `tensorrt_llm` model. ..._set_elsewhere: those that the pipeline or another setting sets, with that
-    setting. ..._of_no_use: those that must not be set, with the reason. model_map: TensorRT-LLM's class by
-    architecture. model_traits: differences of an architecture from a plain decoder with rotary positions.
-    not_in_engine_backend: well-known architectures that only the PyTorch backend supports. families: example folder
-    with the conversion script of a class. convert_flags: known options of a family's convert_checkpoint.py.
-    lookahead_tested_on: compute capabilities of NVIDIA's tests. requirements: of the release line, for the machine that
-    builds and serves. containers: by tag, the oldest first."""
+    """Content of `release_data.json`. build_flags: options of trtllm-build by name without dashes.
+    build_config_fields: names in BuildConfig. parameters: of the C++ backend's `tensorrt_llm` model.
+    ..._set_elsewhere: those that the pipeline or another setting sets, with that setting. ..._of_no_use: those that
+    must not be set, with the reason. model_map: TensorRT-LLM's class by architecture. model_traits: differences of an
+    architecture from a plain decoder with rotary positions. not_in_engine_backend: well-known architectures that only
+    the PyTorch backend supports. families: example folder with the conversion script of a class. convert_flags: known
+    options of a family's convert_checkpoint.py. lookahead_tested_on: compute capabilities of NVIDIA's tests.
+    requirements: of the release line, for the machine that builds and serves. containers: by tag, the oldest first."""
 
     build_flags: dict[str, Flag]
+    build_config_fields: frozenset[str]
     flags_set_elsewhere: dict[str, str]
     flags_of_no_use: dict[str, str]
     parameters: dict[str, Option]

@@ -58,11 +58,9 @@ def parameter_values(context: BuildContext, instance: Instance, engine: Path, to
         if entry.default is not None and name not in UNSET
     }
     values |= {
-        # The backend requires these four.
+        **dict.fromkeys(model_contract("tensorrt_llm").required_parameters, ""),
         "gpt_model_type": "inflight_fused_batching",
         "tokenizer_dir": str(tokenizer),
-        "guided_decoding_backend": "",
-        "xgrammar_tokenizer_info_path": "",
         "gpt_model_path": str(engine),
         "max_beam_width": 1,
         "batch_scheduler_policy": trt.batch_scheduler_policy,

@@ -63,12 +63,6 @@ def shape_from_config(config: Mapping[str, Any], architecture: str) -> ModelShap
         return None
 
 
-def differences(stated: ModelShape, found: ModelShape) -> list[str]:
-    """Differences of a checkpoint's sizes from the model's YAML, as texts: "num_layers 32 instead of 40"."""
-    mine, others = stated.model_dump(), found.model_dump(exclude_unset=True)
-    return [f"{name} {others[name]} instead of {mine[name]}" for name in others if mine[name] != others[name]]
-
-
 def _positions(config: Mapping[str, Any], architecture: str) -> str | None:
     if config.get("alibi"):
         return "alibi"

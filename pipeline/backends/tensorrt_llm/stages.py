@@ -20,14 +20,16 @@ from pipeline.backends.tensorrt_llm.docker import DROPPED_VARIABLES, remove_argv
 from pipeline.backends.tensorrt_llm.normalize import expected_rotary, normalized
 from pipeline.backends.tensorrt_llm.plan import BuildStage, EngineStage, Plan
 from pipeline.backends.tensorrt_llm.readback import checkpoint_differences, engine_differences, require_equal
-from pipeline.backends.tensorrt_llm.shape import differences, shape_from_config
+from pipeline.backends.tensorrt_llm.shape import shape_from_config
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import load_weights, write_tokenizer
 from pipeline.checkpoint.disk import link_or_copy
 from pipeline.checkpoint.model_config import read_config
 from pipeline.checkpoint.tokenizer_files import make_portable
+from pipeline.config.bare_checkpoint import json_object
 from pipeline.config.schema import Dtype, ModelShape
 from pipeline.engine.backend import Note
+from pipeline.engine.fingerprint import differences
 from pipeline.errors import BuildError, CheckpointError
 from pipeline.files import end_of_log, write_atomically
 from pipeline.server.leftovers import run_clean_up
@@ -114,12 +116,12 @@ def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str
         make_portable(folder)
     for path in checkpoint.code_files or ():
         link_or_copy(path.resolve(), folder / path.name)
-    config = normalized(_read_json(folder / "config.json"), str(checkpoint.folder))
+    config = normalized(json_object(folder / "config.json", CheckpointError), str(checkpoint.folder))
     tokenizer = folder / "tokenizer_config.json"
     if checkpoint.code_files is None:
         # The converters run the code that a checkpoint names, even if transformers has the model itself.
         config.pop("auto_map", None)
-        if tokenizer.is_file() and "auto_map" in (settings := _read_json(tokenizer)):
+        if tokenizer.is_file() and "auto_map" in (settings := json_object(tokenizer, CheckpointError)):
             _write_json(tokenizer, {name: value for name, value in settings.items() if name != "auto_map"})
     _write_json(folder / "config.json", config)
     return config
@@ -181,13 +183,9 @@ def _require_shape(config: Mapping[str, Any], checkpoint: Checkpoint, shape: Mod
             f"{checkpoint.folder}: config.json lacks sizes of a {checkpoint.architecture}, so it cannot be compared "
             "with model.shape."
         )
-    if wrong := differences(shape, found):
+    known = found.model_dump(exclude_unset=True)
+    if wrong := list(differences(known, shape.model_dump(include=set(known)))):
         raise CheckpointError(f"{checkpoint.folder} differs from model.shape: {'; '.join(wrong)}. Correct model.shape.")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return value
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

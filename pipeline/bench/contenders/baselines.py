@@ -22,7 +22,7 @@ BASELINES = ("hf", "hf-prompt-lookup")
 PROMPT_LOOKUP_NUM_TOKENS = 10
 
 
-class HuggingFaceBaseline:
+class HuggingFaceBaseline(Contender):
     """`model.generate` without sampling (`check_plan` refuses other requests), from an empty cache. A step is a forward
     pass. max_seq_len: limit of prompt and output, the same as our engine's, so that outputs end at the same length."""
 
@@ -31,9 +31,6 @@ class HuggingFaceBaseline:
         self._model = model
         self._max_seq_len = max_seq_len
         self._prompt_lookup_num_tokens = prompt_lookup_num_tokens
-
-    def forget(self) -> None:
-        """Do nothing: prompt lookup uses only the request's own text."""
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
         watch = _Watch()

@@ -19,7 +19,8 @@ class Contender(Protocol):
     name: str
 
     def forget(self) -> None:
-        """Drop all state learned from earlier requests."""
+        """Drop all state learned from earlier requests. Prompt lookup has none."""
+        return
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
         """Serve and measure one request alone. prompt: source of `request.prompt_ids`, for contenders that take

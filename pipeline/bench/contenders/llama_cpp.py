@@ -71,16 +71,13 @@ def load_llama_cpp(
     ]
 
 
-class LlamaCppBaseline:
+class LlamaCppBaseline(Contender):
     """`Llama.generate` without sampling, from an empty cache. A step is a forward pass."""
 
     def __init__(self, name: str, llama: Any, max_seq_len: int) -> None:
         self.name = name
         self._llama = llama
         self._max_seq_len = max_seq_len
-
-    def forget(self) -> None:
-        """Do nothing: prompt lookup uses only the request's own text."""
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
         prompt_ids = request.prompt_ids.tolist()

@@ -163,7 +163,7 @@ def test_a_gguf_file_serves_as_model(tmp_path: Path, ending: str) -> None:
     assert (model.name, model.architecture, model.num_parameters) == ("my-model.q8", "Qwen2ForCausalLM", 32)
     assert (model.chat_template, resolved.profile.engine.max_seq_len) == (True, 1024)
     path.write_bytes(b"GGUF")
-    assert "is incomplete or is damaged" in faults_of(model=str(path))
+    assert "is incomplete or damaged (4 bytes)" in faults_of(model=str(path))
     gguf_file(path, lambda writer: writer.add_string("qwen2.context_length", "long"))
     assert "model.max_position_embeddings: is missing" in faults_of(model=str(path))
 

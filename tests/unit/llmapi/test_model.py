@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from pipeline.config.folders import folders
+from pipeline.llmapi import Method
 from pipeline.llmapi.repository import render_llmapi
-from pipeline.llmapi.settings import METHODS, Method, draft_settings, model_yaml
+from pipeline.llmapi.settings import draft_settings, model_yaml
 from tests.trt_configs import trt_config
 
 CONFIGS = {
@@ -24,7 +25,7 @@ CONFIGS = {
 
 @pytest.mark.usefixtures("triton_backend")
 @pytest.mark.parametrize("takes_text", [False, True], ids=["older release", "newer release"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", get_args(Method))
 def test_every_release_gets_its_arguments_in_a_form_that_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensorrt_llm: Any, method: Method, takes_text: bool
 ) -> None:

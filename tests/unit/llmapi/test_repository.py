@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -11,8 +12,9 @@ import yaml
 from pipeline.config.folders import folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ConfigError, RepositoryError
+from pipeline.llmapi import Method
 from pipeline.llmapi.repository import llmapi_config, render_llmapi
-from pipeline.llmapi.settings import METHODS, DraftSettings, draft_settings, method_named
+from pipeline.llmapi.settings import DraftSettings, draft_settings
 from pipeline.repository import model_config
 from pipeline.repository.contract import model_contract
 from tests.command_line import exit_code
@@ -21,13 +23,13 @@ from tests.trt_configs import trt_config
 SOURCE = folders().home / "triton_repo"
 
 
-def rendered(tmp_path: Path, method: str, resolved: ResolvedConfig) -> tuple[Path, dict, DraftSettings]:  # type: ignore[type-arg]
-    folder = render_llmapi(resolved, method_named(method), tmp_path / method, SOURCE) / "tensorrt_llm"
+def rendered(tmp_path: Path, method: Method, resolved: ResolvedConfig) -> tuple[Path, dict, DraftSettings]:  # type: ignore[type-arg]
+    folder = render_llmapi(resolved, method, tmp_path / method, SOURCE) / "tensorrt_llm"
     arguments = yaml.safe_load((folder / "1" / "model.yaml").read_text())
     return folder, arguments, DraftSettings.model_validate_json((folder / "1" / "drafts.json").read_bytes())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", get_args(Method))
 @pytest.mark.parametrize("profile", ["latency", "balanced", "throughput"])
 def test_every_method_and_profile_is_rendered(tmp_path, method, profile):
     folder, arguments, drafts = rendered(tmp_path, method, trt_config("llama2-13b", profile))
@@ -108,11 +110,14 @@ def test_what_cannot_be_served_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"drafting.sources holds neither.*--llmapi suffix_automaton or ngram"):
         draft_settings(no_sources, "trie")
     assert not draft_settings(no_sources, "ngram").shared
-    with pytest.raises(ConfigError, match="There is no draft method 'tree'"):
-        method_named("tree")
     with pytest.raises(RepositoryError, match="LOOKAHEAD_HOME"):
         render_llmapi(trt_config(), "trie", tmp_path / "a", tmp_path)
     assert not (tmp_path / "a").exists()
+
+
+def test_an_unknown_method_is_refused_with_the_known_ones(tmp_path, capsys):
+    assert exit_code("repo", "-m", "llama2-13b", "--llmapi", "tree", "--out", str(tmp_path / "out")) == 2
+    assert "'suffix_automaton', 'trie'" in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
 def test_the_command_writes_it(tmp_path, capsys):

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from pipeline.config.schema import TrieDraftConfig
+from pipeline.llmapi import Method
 from pipeline.llmapi.llm_arguments import llm_arguments, with_speculation
 from pipeline.llmapi.requests import STOPPED, serve
-from pipeline.llmapi.settings import DraftSettings, Method
+from pipeline.llmapi.settings import DraftSettings
 from pipeline.triton_models.python_backend import CallResponses
 from pipeline.triton_models.request_loop import RequestLoop
 from pipeline.triton_models.tensors import Array

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.backends.tensorrt_llm.docker import docker_argv, run_argv
+from pipeline.backends.tensorrt_llm import command
+from pipeline.backends.tensorrt_llm.docker import docker_argv
 from tests.own_folders import own_folders
+from tests.trt_configs import trt_config
 
 
 def test_a_user_whom_the_container_does_not_know_has_a_name_and_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,8 +32,10 @@ def test_a_user_whom_the_container_does_not_know_has_a_name_and_a_home(monkeypat
     assert getpass.getuser() == variables["USER"]
 
 
-def test_a_server_reads_the_engines_to_which_its_own_link(tmp_path: Path) -> None:
+def test_a_server_reads_the_engines_to_which_its_own_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = replace(own_folders(tmp_path), shared_engines=tmp_path / "shared")
-    words = run_argv("tag", ["call"], "one", {}, where)
+    monkeypatch.setattr(command, "find_site", lambda: command.Site(None, has_mpirun=True))
+    _, started = command.shown_commands(trt_config(), tmp_path / "engines" / "repository", where)
+    words = started.argv
     assert f"{tmp_path}/engines:{tmp_path}/engines" in words
     assert f"{tmp_path}/shared:{tmp_path}/shared:ro" in words

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from pipeline.backends.tensorrt_llm.shape import differences, shape_from_config, shape_of
+from pipeline.backends.tensorrt_llm.shape import shape_from_config, shape_of
+from pipeline.backends.tensorrt_llm.stages import _require_shape
+from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.config.folders import folders
 from pipeline.config.loading import names_in
 from pipeline.config.resolution import load_model_config
@@ -92,11 +94,7 @@ def test_a_window_counts_only_where_it_is_switched_on():
     assert shape_from_config({**base, "use_sliding_window": False}, "Qwen2ForCausalLM").sliding_window is None
 
 
-def test_differences_name_what_differs():
+def test_sizes_that_a_checkpoint_does_not_state_are_not_compared(tmp_path):
     config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9}
-    one = shape_from_config(config, "LlamaForCausalLM")
-    other = shape_from_config({**config, "num_hidden_layers": 3}, "LlamaForCausalLM")
-    assert differences(one, other) == ["num_layers 3 instead of 2"]
-    assert differences(one, one) == []
-    unsaid = shape_from_config(config, "FalconForCausalLM")
-    assert differences(one.model_copy(update={"position_embedding": "alibi"}), unsaid) == []
+    shape = shape_from_config(config, "FalconForCausalLM").model_copy(update={"position_embedding": "alibi"})
+    _require_shape(config, Checkpoint(tmp_path, None, "FalconForCausalLM", "", ()), shape)
