@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-import psutil
 
 from lookahead_research.trie_peers import PromptLookup
 from pipeline.decoding.tree import DraftTree, IntArray, agreeing_path
@@ -35,27 +34,21 @@ class Measurement:
     source: str
     num_tokens: int
     insert_tokens_per_s: float
-    draft_nodes: int
     mean_draft_nodes: float
     mean_accepted: float
-    retrieval_us_mean: float
     retrieval_us_p50: float
-    retrieval_us_p90: float
     retrieval_us_p99: float
     retrieval_us_max: float
 
 
 @dataclass(frozen=True, slots=True)
 class TrieMeasurement(Measurement):
-    """Measurement of the trie. num_held: tokens in the trie. bytes_per_token: memory in use per token in the trie.
-    resident_bytes_growth: growth of the process's resident memory since before the trie."""
+    """Measurement of the trie. num_held: tokens in the trie. bytes_per_token: memory in use per token in the trie."""
 
     num_held: int
     num_nodes: int
-    nodes_per_token: float
     bytes_per_token: float
     allocated_bytes: int
-    resident_bytes_growth: int
     insert_worst_ms: float
 
 
@@ -128,7 +121,6 @@ def bench_trie(
     held_out = sequences[::100]
     inserted = [sequence for index, sequence in enumerate(sequences) if index % 100] or held_out
     warm_up()
-    before = psutil.Process().memory_info().rss
     trie = Trie(branch_length, max_bytes)
     timers = {"": _InsertTimer(trie.insert)} | {name: _InsertTimer(peer.insert) for name, peer in peers.items()}
     results: list[Measurement] = []
@@ -141,11 +133,10 @@ def bench_trie(
         if remaining and (num_tokens >= remaining[0] or index == len(inserted) - 1):
             while remaining and num_tokens >= remaining[0]:
                 remaining.pop(0)
-            growth = psutil.Process().memory_info().rss - before
-            results.append(_measure(trie, held_out, num_tokens, draft_nodes, num_queries, timers[""], growth))
+            results.append(_measure(trie, held_out, num_tokens, draft_nodes, num_queries, timers[""]))
             for name, peer in peers.items():
                 retrieval = _measure_retrieval(peer.propose, held_out, max(1, num_queries // 10))
-                results.append(Measurement(name, num_tokens, timers[name].rate, draft_nodes, **retrieval))
+                results.append(Measurement(name, num_tokens, timers[name].rate, **retrieval))
             for timer in timers.values():
                 timer.reset()
             if not remaining:
@@ -160,7 +151,6 @@ def _measure(
     draft_nodes: int,
     num_queries: int,
     inserting: _InsertTimer,
-    growth: int,
 ) -> TrieMeasurement:
     estimator, own = Estimator(trie.branch_length), Trie(trie.branch_length)
 
@@ -177,13 +167,10 @@ def _measure(
         num_tokens=num_tokens,
         num_held=statistics.num_tokens,
         num_nodes=statistics.num_nodes,
-        nodes_per_token=statistics.num_nodes / statistics.num_tokens,
         bytes_per_token=statistics.used_bytes / statistics.num_tokens,
         allocated_bytes=statistics.num_bytes,
-        resident_bytes_growth=growth,
         insert_tokens_per_s=inserting.rate,
         insert_worst_ms=inserting.worst * 1e3,
-        draft_nodes=draft_nodes,
         **retrieval,
     )
 
@@ -210,6 +197,7 @@ def _measure_retrieval(
     return {
         "mean_draft_nodes": float(np.mean(sizes)),
         "mean_accepted": float(np.mean(accepted)),
-        "retrieval_us_mean": float(np.mean(times)),
+        "retrieval_us_p50": float(np.percentile(times, 50)),
+        "retrieval_us_p99": float(np.percentile(times, 99)),
         "retrieval_us_max": float(np.max(times)),
-    } | {f"retrieval_us_p{share}": float(np.percentile(times, share)) for share in (50, 90, 99)}
+    }
