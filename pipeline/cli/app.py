@@ -6,7 +6,7 @@ How to add commands
       name the module in GROUPS below. Longer code of a command goes to a module with its name, such as
       `doctor_machine`.
     * At import time a group imports only the standard library, typer, `pipeline.errors`, `pipeline.cli.options`,
-      `pipeline.cli.output` and `pipeline.config.folders`. Everything else (torch, numpy,
+      `pipeline.cli.output`, `pipeline.config.folders` and `pipeline.llmapi`. Everything else (torch, numpy,
       transformers, pydantic, our other packages) is imported inside the functions: `lookahead --help` imports every
       group and must start in a fraction of a second.
     * Options that several commands share come from `options`: `model: Model = DEFAULT_MODEL`, `profile: Profile =
