@@ -108,7 +108,7 @@ def settings_from_hub(repo_id: str) -> RawSettings:
 
 
 class GgufFile:
-    """The settings and the tensors of a GGUF file, and the name of its architecture, None if it names none."""
+    """The settings and the tensors of a GGUF file. architecture: as llama.cpp names it; None if the file names none."""
 
     def __init__(self, path: Path, error: type[UserError]) -> None:
         """Raises `error` if the file is not a GGUF file, is incomplete or is damaged."""

@@ -19,7 +19,7 @@ class Contender(Protocol):
     name: str
 
     def forget(self) -> None:
-        """Drop all state learned from earlier requests. Prompt lookup has none."""
+        """Drop all state learned from earlier requests. The default is for contenders without such state."""
         return
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:

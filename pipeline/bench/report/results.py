@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.config.schema import Frozen
 from pipeline.decoding.drafting.reliability_row import ReliabilityRow
 from pipeline.decoding.planning.cost import CostPoint
 from pipeline.engine.machine_load import MachineLoad
@@ -22,7 +21,11 @@ OVERALL = "overall"
 Warmth = Literal["cold", "warm"]
 
 
-class MeasuredRequest(Frozen):
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MeasuredRequest(_Value):
     """Measurement of one request by one contender. seconds: wall time from submission to the last token, including the
     prompt."""
 
@@ -58,7 +61,7 @@ class RequestRecord(MeasuredRequest):
     identical: bool = Field(description="Output equal to that of the baseline for the same prompt and repeat.")
 
 
-class SummaryRow(Frozen):
+class SummaryRow(_Value):
     """One strategy on one task, or on all of them (task "overall"). See `summary.summarize` for the definitions."""
 
     task: str
@@ -80,7 +83,7 @@ class SummaryRow(Frozen):
     num_identical: int
 
 
-class ConcurrencyRow(Frozen):
+class ConcurrencyRow(_Value):
     """One strategy with a fixed number of requests in flight over the whole workload."""
 
     concurrency: int = Field(ge=1)
@@ -94,15 +97,15 @@ class ConcurrencyRow(Frozen):
     num_identical: int
 
 
-class BenchResults(Frozen):
+class BenchResults(_Value):
     """Content of the file of `lookahead bench --json`, which `report` and `replay` read. load: by other programs during
     a measurement in process."""
 
     manifest: dict[str, Any]
     requests: list[RequestRecord]
     summary: list[SummaryRow]
-    concurrency: list[ConcurrencyRow] = Field([])
-    cost_curve: list[CostPoint] = Field([])
+    concurrency: list[ConcurrencyRow] = []
+    cost_curve: list[CostPoint] = []
     warmth: Warmth = "cold"
     baseline: str = "none"
     load: MachineLoad | None = None
