@@ -17,8 +17,8 @@ import numpy as np
 from pipeline.decoding.compiled import Plain, compiled, inlined, int64, subkernel
 from pipeline.decoding.drafting.continuations import ContinuationTable, extend_key, last_tokens, slot_of
 from pipeline.decoding.drafting.first_rows import FirstRows
-from pipeline.decoding.drafting.mixing import OTHERS, Mix, mixed_probability
-from pipeline.decoding.drafting.nodes import Nodes, child_of, merge, new_nodes
+from pipeline.decoding.drafting.mixing import OTHERS, Mix, mix_logits, probability_of
+from pipeline.decoding.drafting.nodes import Nodes, child_of, children_of, merge, new_nodes
 from pipeline.decoding.drafting.proposals import Proposals
 from pipeline.decoding.drafting.recent_rows import EVERY, RecentRows
 from pipeline.decoding.noise import NoiseKey, token_noise
@@ -100,12 +100,14 @@ def _grow(
     proposals, table, mix = Proposals(*proposal_arrays), ContinuationTable(*table_arrays), Mix(*mix_arrays)
     first_rows, recent, noise = FirstRows(*first_arrays), RecentRows(*recent_arrays), NoiseKey(*noise_parts)
     orders, _, width = table.ids.shape
-    room = 1 + len(proposals.token_ids) + max_nodes * (orders * width + first_rows.ids.shape[1])
-    nodes = new_nodes(room, mix.weights.shape[1] - 1)
+    num_proposed, most_named = len(proposals.token_ids), orders * width + first_rows.ids.shape[1]
+    nodes = new_nodes(1 + num_proposed + max_nodes * most_named, mix.weights.shape[1] - 1)
     merge(nodes, proposals)
     end_of_proposals = nodes.size[0]
     last = np.empty(orders, np.int32)
     taken = np.empty(max_nodes, np.int32)
+    children = np.empty(num_proposed + most_named, np.int32)
+    rows = np.empty((len(mix.output) + 2, len(children)), np.float32)
     # Candidates: minus the path probability, and the node.
     heap = [(np.float32(-1.0), 0)]
     heap.clear()
@@ -116,16 +118,15 @@ def _grow(
             known = last_tokens(nodes.token, nodes.parent, current, 0, context, last)
             num_orders = _name_continuations(nodes, current, table, table_key, table_channel, last[:known])
             _name_first_row(nodes, current, first_rows, table_channel + orders, last[:known])
-            _rate_by_recent(nodes, current, recent, table_channel + orders + 1)
-            if noise.temperature > 0:
-                _find_noise(nodes, current, noise, len(context))
-            _rate_children(nodes, current, num_orders, mix)
-        if may_go_on:
-            child = nodes.first_child[current]
-            while child >= 0:
-                if not nodes.fixed[child]:
+            siblings = children[: children_of(nodes, current, children)]
+            if len(siblings):
+                _rate_by_recent(nodes, siblings, recent, table_channel + orders + 1)
+                if noise.temperature > 0:
+                    _find_noise(nodes, siblings, noise, len(context))
+                _rate_siblings(nodes, siblings, num_orders, mix, rows)
+            for child in siblings:
+                if may_go_on and not nodes.fixed[child]:
                     heappush(heap, (-nodes.path_probability[child], int64(child)))
-                child = nodes.next_sibling[child]
         next_fixed += 1
         while next_fixed < end_of_proposals and not nodes.fixed[next_fixed]:
             next_fixed += 1
@@ -176,62 +177,49 @@ def _name_row(nodes: Nodes, above: int, ids: IntArray, probs: FloatArray, channe
 
 
 @subkernel
-def _rate_by_recent(nodes: Nodes, above: int, recent: RecentRows, channel: int) -> None:
-    """For each child of a node, set its highest probability in the recent rows for its depth. channel: of the row that
-    chose the root; channel + 1 is that of the rows after rejected nodes."""
+def _rate_by_recent(nodes: Nodes, siblings: IntArray, recent: RecentRows, channel: int) -> None:
+    """For each sibling, set its highest probability in the recent rows for its depth. channel: of the row that chose
+    the root; channel + 1 is that of the rows after rejected nodes."""
     for row in range(len(recent.depths)):
-        if recent.depths[row] not in (EVERY, nodes.depth[above] + 1):
+        if recent.depths[row] not in (EVERY, int64(nodes.depth[siblings[0]])):
             continue
         row_channel = channel + int64(recent.depths[row] != EVERY)
-        child = nodes.first_child[above]
-        while child >= 0:
+        for child in siblings:
             for rank in range(recent.ids.shape[1]):
                 if recent.ids[row, rank] == nodes.token[child]:
                     nodes.channel_probs[child, row_channel] = max(
                         nodes.channel_probs[child, row_channel], recent.probs[row, rank]
                     )
-            child = nodes.next_sibling[child]
 
 
 @subkernel
-def _find_noise(nodes: Nodes, above: int, key: NoiseKey, context_len: int) -> None:
-    """Set the noise of a node's children. context_len: position of the root's children."""
-    child = nodes.first_child[above]
-    while child >= 0:
-        nodes.noise[child] = token_noise(key, context_len + nodes.depth[above], nodes.token[child])
-        child = nodes.next_sibling[child]
+def _find_noise(nodes: Nodes, siblings: IntArray, key: NoiseKey, context_len: int) -> None:
+    """Set the noise of siblings. context_len: position of the root's children."""
+    for child in siblings:
+        nodes.noise[child] = token_noise(key, context_len + nodes.depth[child] - 1, nodes.token[child])
 
 
 @subkernel
-def _rate_children(nodes: Nodes, above: int, num_orders: int, mix: Mix) -> None:
-    """Estimate the path probabilities of a node's children. num_orders: orders with an entry after the node."""
-    first = nodes.first_child[above]
+def _rate_siblings(nodes: Nodes, siblings: IntArray, num_orders: int, mix: Mix, rows: FloatArray) -> None:
+    """Estimate the path probabilities of siblings. num_orders: orders with an entry after their parent. rows: buffer of
+    `mix_logits`."""
     for channel in range(nodes.channel_probs.shape[1]):
         has_data = False
-        child = first
-        while child >= 0 and not has_data:
-            has_data = nodes.channel_probs[child, channel] > 0
-            child = nodes.next_sibling[child]
-        child = first
-        while has_data and child >= 0:
-            if nodes.channel_probs[child, channel] == 0:
+        for child in siblings:
+            has_data |= nodes.channel_probs[child, channel] > 0
+        for child in siblings:
+            if has_data and nodes.channel_probs[child, channel] == 0:
                 nodes.channel_probs[child, channel] = OTHERS
-            child = nodes.next_sibling[child]
+    mix_logits(mix, num_orders, siblings, nodes.channel_probs, nodes.noise, rows)
     mass = 0.0
-    child = first
-    while child >= 0:
+    for index, child in enumerate(siblings):
         nodes.num_orders[child] = num_orders
-        nodes.path_probability[child] = mixed_probability(
-            mix, num_orders, nodes.channel_probs[child], nodes.noise[child]
-        )
+        nodes.path_probability[child] = probability_of(rows[-1, index])
         if nodes.path_probability[child] > LEAST_COUNTED:
             mass += nodes.path_probability[child]
-        child = nodes.next_sibling[child]
-    scale = nodes.path_probability[above] / max(mass, 1.0)
-    child = first
-    while child >= 0:
+    scale = nodes.path_probability[nodes.parent[siblings[0]]] / max(mass, 1.0)
+    for child in siblings:
         nodes.path_probability[child] *= scale
-        child = nodes.next_sibling[child]
 
 
 @inlined

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.decoding.compiled import compiled, float32
-from pipeline.decoding.tree import FloatArray
+from pipeline.decoding.compiled import compiled, float32, subkernel
+from pipeline.decoding.tree import FloatArray, IntArray
 
 # Value of a channel that lists only other tokens.
 OTHERS = -1.0
@@ -42,13 +42,12 @@ class Mix(NamedTuple):
 
     weights: [sets, channels + 1, 3] learned weight, offset and penalty of each channel; the last row holds the bias and
     the weight of the noise. units: [sets, channels + 1, 3, units] the same of each unit of the network. output: [units]
-    output weights. sums: [units] buffer.
+    output weights.
     """
 
     weights: FloatArray
     units: FloatArray
     output: FloatArray
-    sums: FloatArray
 
 
 @compiled
@@ -57,27 +56,57 @@ def logit(probability: float) -> float:
     return float(np.log(clipped / (1.0 - clipped)))
 
 
+@subkernel
+def mix_logits(
+    mix: Mix, num_orders: int, siblings: IntArray, channel_probs: FloatArray, noise: FloatArray, rows: FloatArray
+) -> None:
+    """Write the logits of the mixed probabilities of siblings [n] into the last row of `rows` [units + 2, n or more].
+    Its other rows are a buffer. num_orders: index of the set. channel_probs: [nodes, channels] see `growth.Grown`.
+    noise: [nodes] of their tokens, times the temperature.
+
+    The innermost loops go over siblings, because the compiler turns them into vector instructions."""
+    weights, units = mix.weights[num_orders], mix.units[num_orders]
+    num_units, num_siblings = len(mix.output), len(siblings)
+    # logits: NaN if the channel lists only other tokens.
+    logits, mixed = rows[num_units], rows[num_units + 1]
+    for index in range(num_siblings):
+        mixed[index] = weights[-1, 0] + weights[-1, 1] * noise[siblings[index]]
+    for unit in range(num_units):
+        sums, bias = rows[unit], units[-1, 0, unit]
+        for index in range(num_siblings):
+            sums[index] = bias
+    for channel in range(channel_probs.shape[1]):
+        if channel_probs[siblings[0], channel] == 0:  # no data, which is so for all siblings
+            continue
+        weight, offset, penalty = weights[channel, 0], weights[channel, 1], weights[channel, 2]
+        for index in range(num_siblings):
+            probability = channel_probs[siblings[index], channel]
+            logits[index] = logit(probability) if probability > 0 else np.nan
+            mixed[index] += weight * logits[index] + offset if probability > 0 else penalty
+        for unit in range(num_units):
+            sums = rows[unit]
+            weight, offset, penalty = units[channel, 0, unit], units[channel, 1, unit], units[channel, 2, unit]
+            for index in range(num_siblings):
+                sums[index] += penalty if np.isnan(logits[index]) else weight * logits[index] + offset
+    for unit in range(num_units):
+        sums, weight = rows[unit], mix.output[unit]
+        for index in range(num_siblings):
+            mixed[index] += weight * max(sums[index], float32(0.0))
+
+
+@compiled
+def probability_of(mixed: float) -> float:
+    """The probability of a logit."""
+    return float(1.0 / (1.0 + np.exp(-mixed)))
+
+
 @compiled
 def mixed_probability(mix: Mix, num_orders: int, channel_probs: FloatArray, noise: float) -> float:
-    """The mixed probability of one node. num_orders: index of the set. channel_probs: [channels] see `growth.Grown`.
-    noise: of its token, times the temperature."""
-    weights, units, sums = mix.weights[num_orders], mix.units[num_orders], mix.sums
-    score = weights[-1, 0] + weights[-1, 1] * noise
-    for unit in range(len(sums)):
-        sums[unit] = units[-1, 0, unit]
-    for channel in range(len(channel_probs)):
-        if channel_probs[channel] > 0:
-            value = float32(logit(channel_probs[channel]))
-            score += weights[channel, 0] * value + weights[channel, 1]
-            for unit in range(len(sums)):
-                sums[unit] += units[channel, 0, unit] * value + units[channel, 1, unit]
-        elif channel_probs[channel] < 0:
-            score += weights[channel, 2]
-            for unit in range(len(sums)):
-                sums[unit] += units[channel, 2, unit]
-    for unit in range(len(sums)):
-        score += mix.output[unit] * max(sums[unit], float32(0.0))
-    return float(1.0 / (1.0 + np.exp(-score)))
+    """The mixed probability of one node. channel_probs: [channels]. noise: of its token."""
+    rows = np.empty((len(mix.output) + 2, 1), np.float32)
+    only, noises = np.zeros(1, np.int32), np.full(1, noise, np.float32)
+    mix_logits(mix, num_orders, only, channel_probs.reshape(1, -1), noises, rows)
+    return probability_of(rows[-1, 0])
 
 
 @compiled
@@ -122,4 +151,4 @@ def first_mix(num_sources: int, num_orders: int) -> Mix:
         weights[:, -1, 0] = network["output_bias"]
     else:
         weights[0, :num_sources, 0] = 1.0
-    return Mix(weights, units, network["output"][:num_units], np.zeros(num_units, np.float32))
+    return Mix(weights, units, network["output"][:num_units])

@@ -79,6 +79,18 @@ def child_of(nodes: Nodes, above: int, token: int) -> int:
     return child
 
 
+@subkernel
+def children_of(nodes: Nodes, above: int, children: IntArray) -> int:
+    """Write the children of a node into `children`. Returns their number."""
+    num = 0
+    child = nodes.first_child[above]
+    while child >= 0:
+        children[num] = child
+        num += 1
+        child = nodes.next_sibling[child]
+    return num
+
+
 @inlined
 def merge(nodes: Nodes, proposals: Proposals) -> None:
     """Add the proposed nodes, equal paths once."""

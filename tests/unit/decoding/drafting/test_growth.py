@@ -56,7 +56,7 @@ def grow(
 
 
 def mix_of(weights: np.ndarray) -> Mix:
-    return Mix(weights, np.zeros((*weights.shape, 0), np.float32), *np.zeros((2, 0), np.float32))
+    return Mix(weights, np.zeros((*weights.shape, 0), np.float32), np.zeros(0, np.float32))
 
 
 def first_mix() -> Mix:

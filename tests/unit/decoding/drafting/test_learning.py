@@ -19,7 +19,7 @@ CONTEXT = np.zeros(1, np.int32)
 
 def mix_of_one_channel() -> Mix:
     weights = np.tile(np.asarray([0.8, 1.0, -0.5], np.float32), (2, 2, 1))
-    return Mix(weights, np.zeros((*weights.shape, 0), np.float32), *np.zeros((2, 0), np.float32))
+    return Mix(weights, np.zeros((*weights.shape, 0), np.float32), np.zeros(0, np.float32))
 
 
 def grown_of(tree: DraftTree) -> Grown:

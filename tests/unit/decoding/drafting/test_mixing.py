@@ -30,7 +30,7 @@ OUTPUT = np.asarray([0.3, 100.0], np.float32)
 def mix_of(output: np.ndarray = OUTPUT) -> Mix:
     """Two sets, of which the second is in use."""
     units = np.asarray([UNITS * 0.0, UNITS], np.float32)
-    return Mix(np.stack([WEIGHTS * 0.0, WEIGHTS]), units, output, np.zeros(2, np.float32))
+    return Mix(np.stack([WEIGHTS * 0.0, WEIGHTS]), units, output)
 
 
 def mixed(mix: Mix, channel_probs: list[float], noise: float = 0.0, num_orders: int = 1) -> float:
