@@ -46,8 +46,8 @@ class TableSequence:
     num_reused_tokens: int = 0
 
     @property
-    def pending(self) -> list[int]:
-        return self.tokens[self.num_cached_tokens :]
+    def num_pending(self) -> int:
+        return len(self.tokens) - self.num_cached_tokens
 
 
 @dataclass
@@ -95,8 +95,8 @@ class TableEngine:
             sequence = item.sequence
             assert isinstance(sequence, TableSequence)
             assert any(held is sequence for held in self.held)
-            num_pending = len(sequence.pending) if item.num_pending is None else item.num_pending
-            assert 0 < num_pending <= len(sequence.pending)
+            num_pending = sequence.num_pending if item.num_pending is None else item.num_pending
+            assert 0 < num_pending <= sequence.num_pending
             total += num_pending + len(item.tree)
             start = sequence.num_cached_tokens
             sequence.num_cached_tokens += num_pending
@@ -105,7 +105,7 @@ class TableEngine:
                 for end in range(start, start + num_pending)
                 if item.pending_rows
             ]
-            if sequence.pending:
+            if sequence.num_pending:
                 assert not len(item.tree)
                 results.append(TableLogits(np.empty((0, VOCAB_SIZE), np.float32), prompt_rows) if prompt_rows else None)
                 continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pipeline.decoding.tree import ROOT, DraftTree, children_of
+from pipeline.decoding.tree import ROOT, DraftTree
 
 
 class Accepted(NamedTuple):
@@ -27,15 +27,15 @@ def accept(tree: DraftTree, choose: Callable[[int, Sequence[int]], int]) -> Acce
     choose(node, emitted): the target's token after `node` (`ROOT` for the last accepted token), given the tokens
     emitted so far. Called once per emitted token, only for nodes of the path.
     """
-    children = children_of(tree)
+    token_ids, parents = tree.token_ids.tolist(), tree.parents.tolist()
     node = ROOT
     nodes: list[int] = []
     emitted: list[int] = []
     while True:
         token = choose(node, emitted)
         emitted.append(token)
-        child = children.get(node, {}).get(token)
-        if child is None:
+        later = range(node + 1, len(parents))
+        node = next((each for each in later if parents[each] == node and token_ids[each] == token), ROOT)
+        if node == ROOT:
             return Accepted(nodes, emitted)
-        nodes.append(child)
-        node = child
+        nodes.append(node)

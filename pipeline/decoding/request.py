@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -72,8 +73,7 @@ class GenerationRequest:
     guide: Guide | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """Result of one verify step of one sequence.
 
     context: [len] prompt and output before the step. tree: the tree that was verified. nodes: its accepted path.

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:  # the BLS model has sessions and no grammar library
 GRAMMAR = "grammar"
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
+class StepOutcome(NamedTuple):
     """Result of verifying a tree; see `StepResult` for the fields. top_k: function that computes top_ids and top_probs,
     if the target returns them. num_steps: number of passes: above 1 if a target without drafts computed several tokens
     in one call, 0 for tokens that needed no pass."""
@@ -268,7 +267,8 @@ class Session:
         statistics.num_accepted_tokens += len(accepted)
         if accepted and self._drafter is not None and tree.sources is not None:
             names = (*self._drafter.names, GRAMMAR)  # nodes that the grammar added have source -1
-            statistics.accepted_by_source.update(names[source] for source in tree.sources[accepted].tolist())
+            for node in accepted:
+                statistics.accepted_by_source[names[tree.sources[node]]] += 1
         if outcome.num_steps == 1:
             statistics.acceptance_lengths.append(num_kept)
         elif outcome.num_steps:

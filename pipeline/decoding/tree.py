@@ -142,24 +142,29 @@ def find_nodes(tree: DraftTree, other: DraftTree) -> list[int]:
 
 def select_nodes(tree: DraftTree, keep: BoolArray) -> DraftTree:
     """The subtree of the nodes in `keep` [n], without nodes whose parent is dropped."""
-    if keep.all():
+    kept = keep.tolist()
+    count = sum(kept)
+    if count == len(kept):
         return tree
-    new_nodes = [ROOT] * len(tree)
-    chosen: list[int] = []
-    parents: list[int] = []
-    for node, (kept, parent) in enumerate(zip(keep.tolist(), tree.parents.tolist(), strict=True)):
-        if kept and (parent < 0 or new_nodes[parent] >= 0):
-            new_nodes[node] = len(chosen)
-            chosen.append(node)
-            parents.append(ROOT if parent < 0 else new_nodes[parent])
-    if not chosen:
+    chosen: list[int] | slice = slice(count)
+    parents = tree.parents[:count]
+    if not all(kept[:count]):
+        new_nodes = [ROOT] * len(tree)
+        chosen, above = [], []
+        for node, (is_kept, parent) in enumerate(zip(kept, tree.parents.tolist(), strict=True)):
+            if is_kept and (parent < 0 or new_nodes[parent] >= 0):
+                new_nodes[node] = len(chosen)
+                chosen.append(node)
+                above.append(ROOT if parent < 0 else new_nodes[parent])
+        parents = np.asarray(above, np.int32)
+    if not len(parents):
         return EMPTY_TREE
     return DraftTree(
         tree.token_ids[chosen],
-        np.asarray(parents, np.int32),
+        parents,
         None if tree.probabilities is None else tree.probabilities[chosen],
         None if tree.sources is None else tree.sources[chosen],
-        tree.num_fixed if chosen[: tree.num_fixed] == list(range(tree.num_fixed)) else 0,
+        tree.num_fixed if all(kept[: tree.num_fixed]) else 0,
     )
 
 

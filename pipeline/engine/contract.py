@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray
 
@@ -41,12 +41,11 @@ class EngineSequence(Protocol):
         """Number of tokens whose KV was in the cache when the sequence was opened."""
 
     @property
-    def pending(self) -> Sequence[int]:
-        """Known tokens whose KV is not computed yet; never empty between steps."""
+    def num_pending(self) -> int:
+        """Number of known tokens whose KV is not computed yet; never 0 between steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyItem:
+class VerifyItem(NamedTuple):
     """One sequence's part of a pass: its first `num_pending` pending tokens (None: all), and a tree after the last one.
     pending_rows: also return the logits after the pending tokens. num_top: the k that `NodeLogits.top_k` will be asked
     for, which an engine may compute during the pass; 0 for none."""

@@ -57,8 +57,8 @@ class ParallelSequence:
     num_reused_tokens: int
 
     @property
-    def pending(self) -> Sequence[int]:
-        return self.tokens[self.num_cached_tokens :]
+    def num_pending(self) -> int:
+        return len(self.tokens) - self.num_cached_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,9 @@ class ParallelEngine:
         num_rows = 0
         for item in items:
             sequence = _own(item.sequence)
-            num_pending = len(sequence.pending) if item.num_pending is None else item.num_pending
+            num_pending = sequence.num_pending if item.num_pending is None else item.num_pending
             sequence.num_cached_tokens += num_pending
-            first_row = None if sequence.pending else num_rows
+            first_row = None if sequence.num_pending else num_rows
             parts = self._split(item.tree, self._leader.num_ranks)
             shares.append(Share(sequence.number, item.tree, sequence.num_cached_tokens, first_row, parts))
             num_rows += 0 if first_row is None else len(item.tree) + 1

@@ -59,7 +59,7 @@ class RunningRequest:
     def is_decoding(self, max_draft_tokens: int) -> bool:
         """Whether the prompt is computed. A step leaves at most its drafts and one token pending, so a continuation
         with more pending tokens has lost the KV cache of earlier steps."""
-        return self.num_steps > 0 or (self.continues and len(self.sequence.pending) <= max_draft_tokens + 1)
+        return self.num_steps > 0 or (self.continues and self.sequence.num_pending <= max_draft_tokens + 1)
 
     def last_event(self, error: Exception | None = None) -> StepEvent:
         """The event of an end without further tokens. error: the reason, unless it was cancelled."""
@@ -69,9 +69,11 @@ class RunningRequest:
 def by_urgency(running: Sequence[RunningRequest], max_draft_tokens: int) -> list[RunningRequest]:
     """Sort sequences by their priority in a pass: first those that decode, then the oldest prefill, then the other
     prefills by length. So no prefill starves, and long prompts do not delay short ones."""
-    decoding = [each for each in running if each.is_decoding(max_draft_tokens)]
-    prefilling = [each for each in running if not each.is_decoding(max_draft_tokens)]
-    return decoding + prefilling[:1] + sorted(prefilling[1:], key=lambda each: len(each.sequence.pending))
+    decoding: list[RunningRequest] = []
+    prefilling: list[RunningRequest] = []
+    for each in running:
+        (decoding if each.is_decoding(max_draft_tokens) else prefilling).append(each)
+    return decoding + prefilling[:1] + sorted(prefilling[1:], key=lambda each: each.sequence.num_pending)
 
 
 def start_request(

@@ -224,7 +224,7 @@ class Scheduler:
         chosen: list[RunningRequest] = []
         items: list[PlanItem] = []
         for running in by_urgency(self._running, limits.max_draft_tokens):
-            num_pending = len(running.sequence.pending)
+            num_pending = running.sequence.num_pending
             chunk = min(num_pending, self._prefill_chunk, room)
             if chunk <= 0:
                 break
@@ -249,7 +249,7 @@ class Scheduler:
 
     def _advance(self, running: RunningRequest, item: VerifyItem, masks: TreeMasks | None, logits: NodeLogits) -> None:
         running.prompt_rows += logits.pending()
-        if running.sequence.pending:  # more of a prompt, whose rows are requested
+        if running.sequence.num_pending:  # more of a prompt, whose rows are requested
             return
         event = advance(self.engine, running, item.tree, logits, masks)
         if running.session.finished or running.num_steps == running.submission.max_steps:

@@ -28,7 +28,7 @@ def start_masks(running: RunningRequest, item: VerifyItem) -> TreeMasks | None:
     """Start to compute the masks of the tree's nodes in a thread. None without a grammar, and if the item leaves tokens
     pending, because then no token is chosen."""
     matcher = running.session.matcher
-    if matcher is None or item.num_pending != len(running.sequence.pending):
+    if matcher is None or item.num_pending != running.sequence.num_pending:
         return None
     masks = TreeMasks(matcher, item.tree)
     masks.start()

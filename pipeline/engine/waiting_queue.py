@@ -112,6 +112,8 @@ class WaitingQueue:
 
     def take_cancelled(self) -> tuple[set[str], list[WaitingRequest]]:
         """Return the ids cancelled since the last call, and the waiting requests among them, which leave the queue."""
+        if not self.cancelled:
+            return set(), []
         cancelled, self.cancelled = self.cancelled, set()
         dropped = [entry for entry in (*self.continuing, *self.waiting) if entry.request_id in cancelled]
         self.continuing = deque(entry for entry in self.continuing if entry not in dropped)

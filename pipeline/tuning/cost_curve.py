@@ -183,9 +183,9 @@ def _measure_batch(
 
 def _prefill(engine: Engine, sequence: EngineSequence, until: float) -> bool:
     """Compute all pending tokens and append one, so that exactly one is pending. False if the deadline passes."""
-    while sequence.pending:
+    while sequence.num_pending:
         if time.monotonic() >= until:
             return False
-        engine.verify([VerifyItem(sequence, num_pending=min(len(sequence.pending), engine.limits.max_num_tokens))])
+        engine.verify([VerifyItem(sequence, num_pending=min(sequence.num_pending, engine.limits.max_num_tokens))])
     engine.commit(sequence, [], [0])
     return True

@@ -23,9 +23,8 @@ class RecordedSequence:
     num_reused_tokens: int = 0
 
     @property
-    def pending(self) -> Sequence[int]:
-        tokens: list[int] = self.recorded.text[self.num_cached_tokens : self.length].tolist()
-        return tokens
+    def num_pending(self) -> int:
+        return self.length - self.num_cached_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ def text_logits(engine: Engine, text: IntArray) -> Iterator[FloatArray]:
     """Yield the logits [vocab_size] after every prefix of a text, the whole text included."""
     sequence = engine.open(text, reuse=False)
     try:
-        while sequence.pending:
-            count = min(len(sequence.pending), _CHUNK, engine.limits.max_num_tokens)
+        while sequence.num_pending:
+            count = min(sequence.num_pending, _CHUNK, engine.limits.max_num_tokens)
             (logits,) = engine.verify([VerifyItem(sequence, num_pending=count, pending_rows=True)])
             assert logits is not None, "rows of pending tokens were requested"
             yield from logits.pending()

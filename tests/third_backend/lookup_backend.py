@@ -40,8 +40,8 @@ class LookupSequence:
     num_reused_tokens: int = 0
 
     @property
-    def pending(self) -> list[int]:
-        return self.tokens[self.num_cached_tokens :]
+    def num_pending(self) -> int:
+        return len(self.tokens) - self.num_cached_tokens
 
 
 def row_of(choice: int) -> FloatArray:
@@ -83,12 +83,12 @@ class LookupEngine:
         assert isinstance(sequence, LookupSequence)
         if ord(HANGS) + OFFSET in sequence.tokens:
             threading.Event().wait()
-        num_pending = len(sequence.pending) if item.num_pending is None else item.num_pending
-        pending = sequence.pending[:num_pending] if item.pending_rows else []
-        sequence.num_cached_tokens += num_pending
-        if sequence.pending and not item.pending_rows:
+        num_pending = sequence.num_pending if item.num_pending is None else item.num_pending
+        start, sequence.num_cached_tokens = sequence.num_cached_tokens, sequence.num_cached_tokens + num_pending
+        pending = sequence.tokens[start : sequence.num_cached_tokens] if item.pending_rows else []
+        if sequence.num_pending and not item.pending_rows:
             return None
-        nodes = [] if sequence.pending else [sequence.tokens[-1], *item.tree.token_ids.tolist()]
+        nodes = [] if sequence.num_pending else [sequence.tokens[-1], *item.tree.token_ids.tolist()]
         return LookupLogits(self._choices(nodes), self._choices(pending))
 
     def _choices(self, tokens: Sequence[int]) -> IntArray:

@@ -105,7 +105,7 @@ def scores_after(engine: Engine, request: GenerationRequest, context: IntArray) 
     try:
         logits = None
         while logits is None:
-            pending = min(len(sequence.pending), engine.limits.max_num_tokens)
+            pending = min(sequence.num_pending, engine.limits.max_num_tokens)
             (logits,) = engine.verify([VerifyItem(sequence, num_pending=pending)])
         row = logits.row(0).astype(np.float32)
     finally:

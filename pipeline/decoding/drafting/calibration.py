@@ -34,16 +34,13 @@ class Calibration:
         self.promised = np.zeros((num_channels, NUM_CELLS))
         self.accepted = np.zeros((num_channels, NUM_CELLS))
 
-    def corrected(self, estimates: FloatArray, channels: IntArray, parents: IntArray) -> FloatArray:
-        """[n] calibrated path probabilities, none above that of its parent. estimates: [n]. channels: [n] the channel
-        of each estimate. parents: [n] as in a draft tree."""
-        return _corrected(self.promised, self.accepted, estimates, channels, parents)
-
 
 @compiled
-def _corrected(
+def corrected(
     promised: DoubleArray, accepted: DoubleArray, estimates: FloatArray, channels: IntArray, parents: IntArray
 ) -> FloatArray:
+    """[n] calibrated path probabilities, none above that of its parent. promised, accepted: the cells. estimates: [n].
+    channels: [n] the channel of each estimate. parents: [n] as in a draft tree."""
     result = np.empty(len(estimates), np.float32)
     for node in range(len(estimates)):
         channel = channels[node]

@@ -22,13 +22,13 @@ from pipeline.decoding.drafting.growth import Grown, grow
 from pipeline.decoding.drafting.learned_state import STATE, load_arrays, save_arrays
 from pipeline.decoding.drafting.learning import learn_from_step
 from pipeline.decoding.drafting.mixing import first_mix
-from pipeline.decoding.drafting.proposals import Proposals, joined_proposals
+from pipeline.decoding.drafting.proposals import Proposals, add_tree, new_proposals
 from pipeline.decoding.drafting.recent_rows import NO_RECENT_ROWS, RecentRows, recent_rows
 from pipeline.decoding.drafting.reliability import Reliability
 from pipeline.decoding.noise import NO_NOISE, NoiseKey
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget, DraftSource
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, check_tree, depths, read_only
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, read_only
 from pipeline.errors import UserError
 
 T = TypeVar("T")
@@ -143,15 +143,13 @@ class Drafter:
         if budget.max_nodes <= 0 or budget.max_depth <= 0:
             return EMPTY_TREE
         context = read_only(context)
-        trees: list[tuple[int, DraftTree]] = []
         names, request.left_out = request.names - request.left_out, frozenset()
+        proposals, size = new_proposals(budget.max_nodes * len(self.sources)), 0
         for index, source in enumerate(self.sources):
-            if source.name not in names or source is self._table_source:
-                continue
-            tree = self._guarded(source, EMPTY_TREE, self._checked, source, request_id, context, budget)
-            if len(tree):
-                trees.append((index, tree))
-        proposals = joined_proposals(trees)
+            if source.name in names and source is not self._table_source:
+                arguments = request_id, context, budget, proposals, size
+                size = self._guarded(source, size, self._proposed, index, *arguments)
+        proposals = Proposals._make(array[:size] for array in proposals)
         grown: Grown | None = None
         filled = self._table_source
         if filled is not None and filled.name in request.names:
@@ -159,9 +157,7 @@ class Drafter:
         if grown is None:
             grown = self._grown(None, request_id, context, proposals, budget)
         request.grown = grown
-        probabilities = self._calibration.corrected(grown.probabilities, grown.channels, grown.parents)
-        sources = self._channel_sources[grown.channels]
-        return DraftTree(grown.token_ids, grown.parents, probabilities, sources, grown.num_fixed)
+        return DraftTree(grown.token_ids, grown.parents, grown.probabilities, grown.sources, grown.num_fixed)
 
     def update(self, request_id: str, step: StepResult) -> None:
         """Update the sources, and the weights that combine them, with the result of a step."""
@@ -213,23 +209,12 @@ class Drafter:
     def _taking_part(self, names: frozenset[str]) -> list[DraftSource]:
         return [source for source in self.sources if source.name in names]
 
-    def _checked(self, source: DraftSource, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
-        tree = source.propose(request_id, context, budget)
-        if not len(tree):
-            return EMPTY_TREE
-        check_tree(tree, self._vocab_size)
-        if tree.token_ids.dtype.kind not in "iu" or tree.parents.dtype.kind not in "iu":
-            raise ValueError(f"draft tokens and parents must be whole numbers, found {tree.token_ids.dtype}")
-        if tree.num_fixed > len(tree):
-            raise ValueError(f"{tree.num_fixed} fixed nodes in a tree of {len(tree)}")
-        max_depth = depths(tree)[tree.num_fixed :].max(initial=0)
-        if len(tree) > budget.max_nodes or max_depth > budget.max_depth:
-            raise ValueError(f"the proposal has {len(tree)} nodes of depth {max_depth}; the budget is {budget}")
-        if tree.probabilities is not None and (
-            tree.probabilities.shape != tree.token_ids.shape or not np.isfinite(tree.probabilities).all()
-        ):
-            raise ValueError("probabilities of draft nodes must be finite numbers, one per node")
-        return tree
+    def _proposed(
+        self, index: int, request_id: str, context: IntArray, budget: DraftBudget, proposals: Proposals, size: int
+    ) -> int:
+        """Add the proposal of a source to the first `size` proposed nodes. Returns their new number."""
+        tree = self.sources[index].propose(request_id, context, budget)
+        return add_tree(proposals, size, index, tree, budget, self._vocab_size) if len(tree) else size
 
     def _grown(
         self, source: TableSource | None, request_id: str, context: IntArray, proposals: Proposals, budget: DraftBudget
@@ -238,13 +223,22 @@ class Drafter:
         table, key, first_rows = NO_TABLE, np.uint64(0), NO_FIRST_ROWS
         if source is not None:
             table, key, first_rows = source.table, source.table_key(request_id), source.first_rows
-        request, channel, mix = self._requests[request_id], len(self.sources), self._mix
-        recent, noise = request.recent, request.noise
-        grown = grow(context, proposals, table, key, first_rows, recent, channel, mix, noise, budget)
-        tokens = grown.token_ids
-        if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
-            raise ValueError(f"the table holds a token outside the vocabulary 0..{self._vocab_size - 1}")
-        return grown
+        request = self._requests[request_id]
+        return grow(
+            context,
+            proposals,
+            table,
+            key,
+            first_rows,
+            request.recent,
+            len(self.sources),
+            self._mix,
+            self._calibration,
+            self._channel_sources,
+            request.noise,
+            budget,
+            self._vocab_size,
+        )
 
     def _guarded(self, source: DraftSource, otherwise: T, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """The result of a call to a source, or `otherwise` if it fails."""

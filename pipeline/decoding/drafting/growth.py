@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.decoding.compiled import Plain, compiled, inlined, int64, subkernel
+from pipeline.decoding.drafting.calibration import Calibration, corrected
 from pipeline.decoding.drafting.continuations import ContinuationTable, extend_key, last_tokens, slot_of
 from pipeline.decoding.drafting.first_rows import FirstRows
 from pipeline.decoding.drafting.mixing import OTHERS, Mix, mix_logits, probability_of
@@ -32,8 +33,9 @@ LEAST_COUNTED = 0.05
 class Grown(NamedTuple):
     """A grown tree.
 
-    token_ids, parents, probabilities: [n] nodes in the order of growth. channels: [n] the channel that a node is
-    credited to: of those that name nodes, the one with the highest probability. channel_probs: [n, channels] each
+    token_ids, parents, estimates: [n] nodes in the order of growth, with their path probabilities. probabilities: [n]
+    the same after calibration. channels: [n] the channel that a node is credited to: of those that name nodes, the one
+    with the highest probability. sources: [n] the source of this channel. channel_probs: [n, channels] each
     channel's probability of a node given its parent; 0 if the channel has no data after the parent, `OTHERS` if it
     lists only other tokens there. num_orders: [n] number of orders with an entry after a node's parent. noise: [n] see
     `noise.token_noise`. num_fixed: number of fixed nodes, which come first.
@@ -41,8 +43,10 @@ class Grown(NamedTuple):
 
     token_ids: IntArray
     parents: IntArray
+    estimates: FloatArray
     probabilities: FloatArray
     channels: IntArray
+    sources: IntArray
     channel_probs: FloatArray
     num_orders: IntArray
     noise: FloatArray
@@ -58,12 +62,16 @@ def grow(
     recent: RecentRows,
     table_channel: int,
     mix: Mix,
+    calibration: Calibration,
+    channel_sources: IntArray,
     noise: NoiseKey,
     budget: DraftBudget,
+    vocab_size: int,
 ) -> Grown:
     """Grow the tree. context: [len] tokens up to the root. table_key: `namespace_key` of the request. recent: of the
     step before. table_channel: channel of the table's first order; after its orders come the first rows and the two
-    kinds of recent rows. noise: of the request."""
+    kinds of recent rows. channel_sources: index of the source of each channel that names nodes. noise: of the request.
+    Raises ValueError if the table or the first rows name a token outside the vocabulary."""
     return Grown(
         *_grow(
             context,
@@ -74,10 +82,13 @@ def grow(
             tuple(recent),
             table_channel,
             tuple(mix),
+            (calibration.promised, calibration.accepted),
+            channel_sources,
             tuple(noise),
             budget.max_nodes,
             budget.max_depth,
             np.float32(budget.least_probability),
+            vocab_size,
         )
     )
 
@@ -92,10 +103,13 @@ def _grow(
     recent_arrays: Plain,
     table_channel: int,
     mix_arrays: Plain,
+    cells: Plain,
+    channel_sources: IntArray,
     noise_parts: Plain,
     max_nodes: int,
     max_depth: int,
     least_probability: np.float32,
+    vocab_size: int,
 ) -> Plain:
     proposals, table, mix = Proposals(*proposal_arrays), ContinuationTable(*table_arrays), Mix(*mix_arrays)
     first_rows, recent, noise = FirstRows(*first_arrays), RecentRows(*recent_arrays), NoiseKey(*noise_parts)
@@ -142,7 +156,7 @@ def _grow(
         num_taken += 1
         if num_taken == max_nodes:
             break
-    return _grown(nodes, taken[:num_taken], num_fixed, table_channel + orders + 1)
+    return _grown(nodes, taken[:num_taken], num_fixed, cells, channel_sources, vocab_size)
 
 
 @subkernel
@@ -223,18 +237,26 @@ def _rate_siblings(nodes: Nodes, siblings: IntArray, num_orders: int, mix: Mix, 
 
 
 @inlined
-def _grown(nodes: Nodes, taken: IntArray, num_fixed: int, num_naming: int) -> Plain:
-    """The fields of the tree of the nodes that were taken, in this order. num_naming: channels that name nodes."""
+def _grown(
+    nodes: Nodes, taken: IntArray, num_fixed: int, cells: Plain, channel_sources: IntArray, vocab_size: int
+) -> Plain:
+    """The fields of the tree of the nodes that were taken, in this order."""
     parents, channels = np.empty(len(taken), np.int32), np.empty(len(taken), np.int32)
     for index in range(len(taken)):
+        if not 0 <= nodes.token[taken[index]] < vocab_size:
+            raise ValueError("the table of candidates holds a token outside the vocabulary")
         above = nodes.parent[taken[index]]
         parents[index] = -1 if above == 0 else nodes.rank[above]
-        channels[index] = np.argmax(nodes.channel_probs[taken[index], :num_naming])
+        channels[index] = np.argmax(nodes.channel_probs[taken[index], : len(channel_sources)])
+    estimates = nodes.path_probability[taken]
+    promised, accepted = cells
     return (
         nodes.token[taken],
         parents,
-        nodes.path_probability[taken],
+        estimates,
+        corrected(promised, accepted, estimates, channels, parents),
         channels,
+        channel_sources[channels],
         nodes.channel_probs[taken],
         nodes.num_orders[taken],
         nodes.noise[taken],

@@ -51,7 +51,7 @@ def _learn(
             orders, probs, noise = grown.num_orders[node], grown.channel_probs[node], grown.noise[node]
             learn(mix, orders, probs, noise, accepted[node], LEARNING_RATE)
     promised, accepted_sums = cells
-    learn_ratios(promised, accepted_sums, grown.probabilities, grown.channels, known, accepted)
+    learn_ratios(promised, accepted_sums, grown.estimates, grown.channels, known, accepted)
 
 
 @compiled

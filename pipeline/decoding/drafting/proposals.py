@@ -1,13 +1,13 @@
-"""Concatenates the trees of the draft sources."""
+"""Checks the trees of the draft sources and concatenates them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.decoding.compiled import Plain, compiled
+from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import BoolArray, DraftTree, FloatArray, IntArray, read_only
 
 # Conditional probability of nodes that a source gives no estimate for.
@@ -30,48 +30,78 @@ class Proposals(NamedTuple):
     fixed: BoolArray
 
 
-def joined_proposals(trees: Sequence[tuple[int, DraftTree]]) -> Proposals:
-    """Concatenate trees, each given with the index of its source."""
-    total = sum(len(tree) for _, tree in trees)
-    joined = Proposals(
-        np.empty(total, np.int32),
-        np.empty(total, np.int32),
-        np.empty(total, np.float32),
-        np.empty(total, np.int32),
-        np.empty(total, np.bool_),
+def new_proposals(room: int) -> Proposals:
+    """Memory for `room` nodes."""
+    return Proposals(
+        np.empty(room, np.int32),
+        np.empty(room, np.int32),
+        np.empty(room, np.float32),
+        np.empty(room, np.int32),
+        np.empty(room, np.bool_),
     )
-    start = 0
-    for index, tree in trees:
-        probabilities = NO_PROBABILITIES if tree.probabilities is None else tree.probabilities
-        _append(
-            tuple(joined),
-            start,
-            index,
-            read_only(np.ascontiguousarray(tree.token_ids, np.int32)),
-            read_only(np.ascontiguousarray(tree.parents, np.int32)),
-            read_only(np.ascontiguousarray(probabilities, np.float32)),
-            tree.num_fixed,
+
+
+def add_tree(
+    proposals: Proposals, start: int, channel: int, tree: DraftTree, budget: DraftBudget, vocab_size: int
+) -> int:
+    """Write the tree of a source into the proposals from index `start` on. Returns the index after it. Raises
+    ValueError if it is no tree, exceeds the budget or leaves the vocabulary."""
+    token_ids, parents, num_nodes = tree.token_ids, tree.parents, len(tree)
+    probabilities = NO_PROBABILITIES if tree.probabilities is None else tree.probabilities
+    if token_ids.dtype != np.int32 or parents.dtype != np.int32:
+        raise ValueError(f"draft tokens and parents must be int32, found {token_ids.dtype}, {parents.dtype}")
+    if token_ids.shape != parents.shape or token_ids.ndim != 1:
+        raise ValueError(f"draft tokens and parents have the shapes {token_ids.shape}, {parents.shape}")
+    if tree.probabilities is not None and probabilities.shape != token_ids.shape:
+        raise ValueError(f"{num_nodes} draft nodes have probabilities of shape {probabilities.shape}")
+    if not tree.num_fixed <= num_nodes <= budget.max_nodes:
+        raise ValueError(f"the proposal has {num_nodes} nodes, {tree.num_fixed} of them fixed; the budget is {budget}")
+    faulty = _append(
+        tuple(proposals),
+        start,
+        channel,
+        read_only(np.ascontiguousarray(token_ids)),
+        read_only(np.ascontiguousarray(parents)),
+        read_only(np.ascontiguousarray(probabilities, np.float32)),
+        tree.num_fixed,
+        budget.max_depth,
+        vocab_size,
+    )
+    if faulty >= 0:
+        raise ValueError(
+            f"draft node {faulty} has token {token_ids[faulty]} and parent {parents[faulty]}. A token must be below "
+            f"{vocab_size}, a parent precede its child, the depth be at most {budget.max_depth}, a probability finite"
         )
-        start += len(tree)
-    return joined
+    return start + num_nodes
 
 
 @compiled
 def _append(
-    joined: Plain,
+    arrays: Plain,
     start: int,
     channel: int,
     token_ids: IntArray,
     parents: IntArray,
     probabilities: FloatArray,
     num_fixed: int,
-) -> None:
-    """Write a tree into the proposals from index `start` on. probabilities: [n] of paths, or empty if unknown."""
-    proposals = Proposals(*joined)
+    max_depth: int,
+    vocab_size: int,
+) -> int:
+    """Write a tree into the proposals. probabilities: [n] of paths, or empty if unknown. Returns the first faulty node,
+    -1 if there is none."""
+    proposals = Proposals(*arrays)
+    depths = np.empty(len(token_ids), np.int32)
     for node in range(len(token_ids)):
         above = parents[node]
+        if not -1 <= above < node or not 0 <= token_ids[node] < vocab_size:
+            return node
+        depths[node] = depths[above] + 1 if above >= 0 else 1
+        if node >= num_fixed and depths[node] > max_depth:
+            return node
         conditional = UNKNOWN_PROBABILITY
         if len(probabilities):
+            if not np.isfinite(probabilities[node]):
+                return node
             path_above = max(probabilities[above], 1e-30) if above >= 0 else 1.0
             conditional = min(max(probabilities[node] / path_above, 1e-4), 1.0)
         proposals.token_ids[start + node] = token_ids[node]
@@ -79,3 +109,4 @@ def _append(
         proposals.conditionals[start + node] = conditional
         proposals.channels[start + node] = channel
         proposals.fixed[start + node] = node < num_fixed
+    return -1

@@ -11,8 +11,6 @@ Least squares fit base and slope to recent passes. The choice of nodes depends o
 
 from __future__ import annotations
 
-from pipeline.decoding.planning.cost import Times
-
 # Factor by which each pass reduces the weight of earlier ones: the fit covers about fifty passes.
 _KEEP = 0.98
 # Passes needed before the fit is used.
@@ -36,22 +34,18 @@ class CostCorrection:
 
     def record(self, additional: float, measured: float) -> None:
         """Add a pass. additional: t(n) / t(0) - 1. measured: its time / t(0)."""
+        base, slope = self.factors
         if self._num_passes >= _MIN_PASSES:
-            base, slope = self._fitted()
             measured = min(measured, _MOST * (base + slope * additional))
         self._num_passes += 1
         row = (1.0, additional, additional * additional, measured, additional * measured)
         self._sums = [_KEEP * old + new for old, new in zip(self._sums, row, strict=True)]
 
-    def corrected(self, times: Times) -> Times:
-        """[n + 1] corrected times of passes with 0 .. n draft nodes, in seconds. times: those of the curve."""
+    @property
+    def factors(self) -> tuple[float, float]:
+        """base and slope: a pass with n draft nodes takes base * t(0) + slope * (t(n) - t(0)). 1 before the fit."""
         if self._num_passes < _MIN_PASSES:
-            return times
-        base, slope = self._fitted()
-        result: Times = base * times[0] + slope * (times - times[0])
-        return result
-
-    def _fitted(self) -> tuple[float, float]:
+            return 1.0, 1.0
         ones, x, xx, y, xy = self._sums
         ones, x, xx = ones + _STIFFNESS, x - _STIFFNESS, xx + _STIFFNESS
         determinant = ones * xx - x * x

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.decoding.compiled import compiled
+from pipeline.decoding.compiled import Plain, compiled
 from pipeline.decoding.planning.balance import DraftBalance
 from pipeline.decoding.planning.cost import CostCurve, Times
 from pipeline.decoding.planning.cost_correction import CostCorrection
@@ -95,7 +95,7 @@ class AdaptivePlanner:
         self._balances: defaultdict[frozenset[str], DraftBalance] = defaultdict(DraftBalance)
         self._correction = CostCorrection()
         # Times by the curve, of the planned pass and without its drafts. None if its time cannot correct the curve.
-        self._planned: tuple[float, float] | None = None
+        self._planned: Sequence[float] | None = None
 
     def drafting_pays(self, names: frozenset[str]) -> bool:
         return self._always_drafts or self._balances[names].pays
@@ -106,28 +106,29 @@ class AdaptivePlanner:
             for names in _counted(items):
                 self._balances[names].wait()
             return [EMPTY_TREE] * len(items)
-        pending = sum(item.num_pending for item in items)
+        pending = sum([item.num_pending for item in items])
         room = max_num_tokens - pending
-        num_nodes = max(min(room, sum(len(item.tree) for item in items)), 0)
-        context_len = round(sum(item.context_len for item in items) / len(items))
-        certain = sum(item.yields_token for item in items)
+        num_nodes = max(min(room, sum([len(item.tree) for item in items])), 0)
+        context_len = round(sum([item.context_len for item in items]) / len(items))
+        certain = sum([item.yields_token for item in items])
         times = self._curve.seconds_up_to(pending + max(num_nodes, _MOST_NODES), len(items), context_len)
-        # Times of passes with 0, 1, 2 ... nodes, as if they held decoding steps only: the time of prompts is spent in
-        # any case, and an accepted draft saves a decoding step.
-        curve = times[pending:] - times[pending] + times[max(certain, 1)]
-        times = self._correction.corrected(curve)
+        factors = (1.0, 1.0) if self._always_drafts else self._correction.factors
+        keep, expected, mean_that_pays, *by_curve, plain_seconds, additional = _best_plan(
+            *_nodes_of(items, room), certain, pending, num_nodes, times, *factors
+        )
+        trees = _trees(items, keep)
         if not self._always_drafts:
-            self.least_probability = _LEAST_SHARE * _mean_that_pays(certain, curve, times)
-        times = times[: num_nodes + 1]
-        trees = _trees(items, _best_nodes(*_nodes_of(items, room), certain, times))
+            self.least_probability = _LEAST_SHARE * mean_that_pays
+            if pending == certain:  # without prompts
+                self._planned = by_curve
         num_sent = sum(map(len, trees))
-        if pending == certain and not self._always_drafts:  # without prompts
-            self._planned = float(curve[num_sent]), float(curve[0])
         for names in _counted(items):
-            seconds = [item.draft_seconds for item in items if item.names == names and item.draft_seconds is not None]
+            own = [index for index, item in enumerate(items) if item.names == names]
+            seconds = [time for index in own if (time := items[index].draft_seconds) is not None]
             if seconds:
-                own = [tree for item, tree in zip(items, trees, strict=True) if item.names == names]
-                self._balances[names].add(_saved(own, num_sent, certain, times), seconds, float(times[0]))
+                share = sum(len(trees[index]) for index in own) / max(num_sent, 1)
+                saved = sum(float(expected[index]) for index in own) / certain - additional * share
+                self._balances[names].add(saved, seconds, plain_seconds)
             else:
                 self._balances[names].wait()
         return trees
@@ -138,31 +139,9 @@ class AdaptivePlanner:
             self._correction.record(expected / plain - 1, seconds / plain)
 
 
-@compiled
-def _mean_that_pays(certain: int, curve: Times, times: Times) -> float:
-    """The least mean path probability at which any number of nodes yields as many tokens per second as a pass without
-    drafts. curve, times: times of passes with 0, 1, ... nodes, by the cost curve and corrected.
-
-    The lower cost of both decides. With corrected times alone, nodes that once seemed expensive would never be in a
-    pass again whose time could correct that."""
-    cheapest = np.inf
-    for count in range(1, len(times)):
-        additional = min(curve[count] / curve[0], times[count] / times[0]) - 1.0
-        cheapest = min(cheapest, additional / count)
-    return float(certain * cheapest)
-
-
 def _counted(items: Sequence[PlanItem]) -> set[frozenset[str]]:
     """The sets of draft sources whose drafting time is balanced against what drafts save."""
     return {item.names for item in items if item.names}
-
-
-def _saved(trees: Sequence[DraftTree], num_nodes: int, certain: int, times: Times) -> float:
-    """Time that trees are expected to save, in plain passes. num_nodes: of all trees in the pass, which share its
-    additional time. times: of passes by number of nodes."""
-    expected = sum(float(tree.probabilities.sum()) for tree in trees if tree.probabilities is not None)
-    additional = (times[num_nodes] / times[0] - 1) * sum(map(len, trees)) / max(num_nodes, 1)
-    return expected / certain - float(additional)
 
 
 def _nodes_of(items: Sequence[PlanItem], room: int) -> tuple[FloatArray, IntArray, NDArray[np.int64]]:
@@ -179,6 +158,54 @@ def _nodes_of(items: Sequence[PlanItem], room: int) -> tuple[FloatArray, IntArra
         sizes.append((len(item.tree), item.tree.num_fixed, fits))
     parents = np.concatenate([item.tree.parents for item in items], dtype=np.int32)
     return np.concatenate(probabilities, dtype=np.float32), parents, np.asarray(sizes, np.int64)
+
+
+@compiled
+def _best_plan(
+    probabilities: FloatArray,
+    parents: IntArray,
+    sizes: NDArray[np.int64],
+    certain: int,
+    pending: int,
+    num_nodes: int,
+    times: Times,
+    base: float,
+    slope: float,
+) -> Plain:
+    """The plan with the highest expected number of tokens per second. Returns: [n] whether a node is verified; [items]
+    the sum of the path probabilities of each item's verified nodes; `_mean_that_pays`; by the cost curve, the time of
+    the pass and of one without drafts; the corrected time of one without drafts, and the part of it that drafts add.
+
+    certain: tokens of a pass without drafts. pending: tokens computed in any case. num_nodes: most nodes of the pass.
+    times: of passes of 0, 1, ... tokens. base, slope: see `cost_correction`. Other arguments: see `_nodes_of`."""
+    # Times of passes with 0, 1, 2 ... nodes, as if they held decoding steps only: the time of prompts is spent in any
+    # case, and an accepted draft saves a decoding step.
+    curve = times[pending:] - times[pending] + times[max(certain, 1)]
+    real = base * curve[0] + slope * (curve - curve[0])
+    keep = _best_nodes(probabilities, parents, sizes, certain, real[: num_nodes + 1])
+    expected = np.zeros(len(sizes))
+    node = 0
+    for index in range(len(sizes)):
+        for _ in range(sizes[index, 0]):
+            expected[index] += probabilities[node] if keep[node] else 0.0
+            node += 1
+    num_sent = np.count_nonzero(keep)
+    mean = _mean_that_pays(certain, curve, real)
+    return keep, expected, mean, curve[num_sent], curve[0], real[0], real[num_sent] / real[0] - 1.0
+
+
+@compiled
+def _mean_that_pays(certain: int, curve: Times, times: Times) -> float:
+    """The least mean path probability at which any number of nodes yields as many tokens per second as a pass without
+    drafts. curve, times: times of passes with 0, 1, ... nodes, by the cost curve and corrected.
+
+    The lower cost of both decides. With corrected times alone, nodes that once seemed expensive would never be in a
+    pass again whose time could correct that."""
+    cheapest = np.inf
+    for count in range(1, len(times)):
+        additional = min(curve[count] / curve[0], times[count] / times[0]) - 1.0
+        cheapest = min(cheapest, additional / count)
+    return float(certain * cheapest)
 
 
 @compiled

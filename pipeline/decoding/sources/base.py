@@ -6,15 +6,13 @@ one row of `pipeline.config.schema.source_registry` (docs/how-to/add-a-draft-sou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.tree import DraftTree, IntArray
 
 
-@dataclass(frozen=True, slots=True)
-class DraftBudget:
+class DraftBudget(NamedTuple):
     """Bounds of one proposal. max_nodes: nodes of the tree. max_depth: tokens on its longest path; only the fixed nodes
     of a window may be deeper. least_probability: of paths that are worth a node; sources may propose less likely ones.
     """

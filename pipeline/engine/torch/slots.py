@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,11 +29,6 @@ class Slot:
     last_used: int = 0
 
     @property
-    def pending(self) -> Sequence[int]:
-        ids: list[int] = self.tokens[self.num_cached_tokens : self.num_tokens].tolist()
-        return ids
-
-    @property
     def num_pending(self) -> int:
         return self.num_tokens - self.num_cached_tokens
 
@@ -48,8 +43,7 @@ class SlotStorage(Protocol):
         """Move the KV at start + nodes (ascending) to start, start + 1, ..."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """One sequence's rows in a pass: pending tokens, then the nodes of a tree. start: first row. cached: number of
     tokens whose KV was computed before."""
 
@@ -88,8 +82,7 @@ class PassLogits(Protocol):
         """[part, k] see `NodeLogits.top_k`."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotLogits:
+class SlotLogits(NamedTuple):
     """Implements `pipeline.engine.contract.NodeLogits`. nodes: rows of root and tree among those of the pass. prompt:
     rows of the pending tokens, if requested."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -114,7 +114,7 @@ def test_outputs_end_at_the_same_token_however_many_come_at_once(
 def test_drafts_keep_to_the_budget() -> None:
     session, recorder = session_of(make_request([1, 2], 50, namespace="tenant"))
     assert [len(session.propose(least)) for least in (0.0, 0.25)] == [8, 8]
-    assert [budget for _, budget in recorder.asked] == [BUDGET, replace(BUDGET, least_probability=0.25)]
+    assert [budget for _, budget in recorder.asked] == [BUDGET, BUDGET._replace(least_probability=0.25)]
     assert recorder.started == [([1, 2], "tenant", frozenset({"trie"}))]
 
 

@@ -24,7 +24,7 @@ class Counting(TableEngine):
         self.passes: list[tuple[int, int]] = []
 
     def verify(self, items: Sequence[VerifyItem]) -> list[TableLogits | None]:
-        pending = sum(len(item.sequence.pending) if item.num_pending is None else item.num_pending for item in items)
+        pending = sum(item.sequence.num_pending if item.num_pending is None else item.num_pending for item in items)
         self.passes.append((len(items), pending + sum(len(item.tree) for item in items)))
         return super().verify(items)
 

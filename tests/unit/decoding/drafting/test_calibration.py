@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.decoding.drafting import calibration as cells
 from pipeline.decoding.drafting.calibration import HIGHEST, LARGEST_RATIO, NUM_CELLS, Calibration, learn_ratios
 
 
@@ -27,8 +28,14 @@ def learn(
 
 
 def corrected(calibration: Calibration, estimate: float, channel: int = 0) -> float:
-    (result,) = calibration.corrected(np.asarray([estimate], np.float32), np.asarray([channel]), np.asarray([-1]))
+    (result,) = all_corrected(calibration, np.asarray([estimate], np.float32), np.asarray([channel]), np.asarray([-1]))
     return float(result)
+
+
+def all_corrected(
+    calibration: Calibration, estimates: np.ndarray, channels: np.ndarray, parents: np.ndarray
+) -> np.ndarray:
+    return cells.corrected(calibration.promised, calibration.accepted, estimates, channels, parents)
 
 
 def test_nothing_learnt_changes_nothing() -> None:
@@ -60,7 +67,7 @@ def test_paths_never_get_more_probable_downwards(nodes: list[tuple[int, float]],
         )
     parents = np.asarray([min(parent, node - 1) for node, (parent, _) in enumerate(nodes)])
     estimates = np.asarray([estimate for _, estimate in nodes], np.float32)
-    result = calibration.corrected(estimates, np.arange(len(nodes)) % 3, parents)
+    result = all_corrected(calibration, estimates, np.arange(len(nodes)) % 3, parents)
     assert (result <= np.minimum(estimates * LARGEST_RATIO, 1) + 1e-6).all()
     for node, parent in enumerate(parents.tolist()):
         assert parent < 0 or result[node] <= result[parent]

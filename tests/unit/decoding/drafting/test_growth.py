@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.drafting import growth
+from pipeline.decoding.drafting.calibration import Calibration
 from pipeline.decoding.drafting.continuations import ContinuationTable, empty_table, namespace_key, store
 from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.drafting.growth import LEAST_COUNTED, Grown
@@ -21,6 +22,7 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import DraftTree, check_tree, depths, read_only
 from tests.fakes import make_request
 
+NUM_NAMING = 5
 NUM_CHANNELS = 7  # two proposing sources, two orders, the first rows, two kinds of recent rows
 TABLE_CHANNEL = 2
 KEY = namespace_key("")
@@ -52,7 +54,8 @@ def grow(
     proposals, table, key, first, *others, max_nodes, max_depth = arguments
     budget = DraftBudget(max_nodes, max_depth, least)  # type: ignore[arg-type]
     rows = proposals, table, key, first, recent
-    return growth.grow(read_only(context), *rows, *others, noise, budget)  # type: ignore[arg-type]
+    plain = Calibration(NUM_NAMING), np.arange(NUM_NAMING, dtype=np.int32)
+    return growth.grow(read_only(context), *rows, *others, *plain, noise, budget, 50)  # type: ignore[arg-type]
 
 
 def mix_of(weights: np.ndarray) -> Mix:
@@ -180,7 +183,7 @@ def test_the_tree_is_the_best_first_one(
     max_nodes = max(max_nodes, int(proposals.fixed.sum()))
     rest = proposals, table, KEY, FIRST, TABLE_CHANNEL, mix, max_nodes, max_depth
     grown = grow(np.asarray(context, np.int32), *rest, noise=noise, recent=recent)
-    tree = DraftTree(grown.token_ids, grown.parents, grown.probabilities)
+    tree = DraftTree(grown.token_ids, grown.parents, grown.estimates)
     check_tree(tree)
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
@@ -200,7 +203,7 @@ def test_the_tree_is_the_best_first_one(
             chances[child] = chances[path] * chance
             if child not in paths and len(child) <= max_depth:
                 left_out.append(chances[child])
-    assert grown.probabilities.tolist() == pytest.approx([chances[path] for path in paths], rel=1e-3)
+    assert grown.estimates.tolist() == pytest.approx([chances[path] for path in paths], rel=1e-3)
     free = [chances[path] for path in paths[len(fixed) :]]
     assert free == sorted(free, reverse=True) or free == pytest.approx(sorted(free, reverse=True), rel=1e-4)
     if left_out and len(paths) < max_nodes:
@@ -251,7 +254,7 @@ def test_unlikely_nodes_are_left_out(proposals: Proposals, table: ContinuationTa
     """The others are the first ones of the whole tree, because nodes are taken in the order of their probability."""
     rest = np.asarray([1, 2], np.int32), proposals, table, KEY, FIRST, TABLE_CHANNEL, first_mix(), 16, 4
     whole, part = grow(*rest), grow(*rest, least=least)  # type: ignore[arg-type]
-    count = whole.num_fixed + int((whole.probabilities[whole.num_fixed :] >= least).sum())
+    count = whole.num_fixed + int((whole.estimates[whole.num_fixed :] >= least).sum())
     assert part.token_ids.tolist() == whole.token_ids[:count].tolist()
     assert part.parents.tolist() == whole.parents[:count].tolist()
 

@@ -27,7 +27,7 @@ def grown_of(tree: DraftTree) -> Grown:
     size = len(tree)
     words = np.full((size, 1), 0.4, np.float32)
     estimates, orders, noise = np.full(size, 0.5, np.float32), np.zeros(size, np.int32), np.zeros(size, np.float32)
-    return Grown(tree.token_ids, tree.parents, estimates, orders, words, orders, noise, 0)
+    return Grown(tree.token_ids, tree.parents, estimates, estimates, orders, orders, words, orders, noise, 0)
 
 
 def learn(mix: Mix, tree: DraftTree, verified: DraftTree, nodes: list[int], tokens: list[int]) -> Calibration:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.decoding.drafting.proposals import UNKNOWN_PROBABILITY, joined_proposals
+from pipeline.decoding.drafting.proposals import UNKNOWN_PROBABILITY, Proposals, add_tree, new_proposals
+from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import DraftTree, tree_from_lists
+
+
+def joined_proposals(trees: list[tuple[int, DraftTree]]) -> Proposals:
+    proposals, size = new_proposals(8), 0
+    for channel, tree in trees:
+        size = add_tree(proposals, size, channel, tree, DraftBudget(4, 4), 50)
+    return Proposals(*(array[:size] for array in proposals))
 
 
 def test_conditional_probabilities_are_ratios_of_paths() -> None:

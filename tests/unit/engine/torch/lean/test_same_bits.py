@@ -65,7 +65,7 @@ def test_every_row_has_the_bits_of_plain_decoding(
     sequences: list[EngineSequence] = []
     for tokens, num_cached, _ in entries:
         sequences.append(engine.open(np.asarray(tokens)))
-        first = min(num_cached, len(sequences[-1].pending) - 1)
+        first = min(num_cached, sequences[-1].num_pending - 1)
         if first > 0:
             engine.verify([VerifyItem(sequences[-1], num_pending=first)])
     trees = [tree for _, _, tree in entries]
