@@ -43,7 +43,7 @@ class Judge:
         row = np.full(256, -50.0, np.float32)
         for token, score in self._scores.items():
             row[token] = score
-        sequence = SimpleNamespace(pending=[0])
+        sequence = SimpleNamespace(num_pending=1)
         engine = SimpleNamespace(
             open=lambda context: sequence,
             limits=SimpleNamespace(max_num_tokens=100),
