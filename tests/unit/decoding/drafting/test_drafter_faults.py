@@ -29,6 +29,7 @@ from tests.unit.decoding.scripted import BUDGET, CONTEXT, VOCAB, Scripted, draft
         lambda _: chain([1, 2], [float("nan"), 0.1]),
         lambda _: DraftTree(np.asarray([1, 2], np.int32), np.asarray([-1, 0], np.int32), np.asarray([0.1], np.float32)),
         lambda _: DraftTree(np.asarray([1.5, 2.5]), np.asarray([-1, 0], np.int32)),  # type: ignore[arg-type]
+        lambda _: DraftTree(np.asarray([1, 2], np.int64), np.asarray([-1, 0], np.int32)),  # type: ignore[arg-type]
         lambda _: DraftTree(np.asarray([1], np.int32), np.asarray([-1], np.int32), num_fixed=2),
         lambda _: None,  # type: ignore[return-value, arg-type]
     ],
