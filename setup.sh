@@ -15,9 +15,10 @@ fail() {
 }
 
 # Compiles the loops of drafting and of the CPU engine, unless they are compiled for this state of their sources and
-# this processor. Ends the script.
+# this processor. Ends the script when background processes have ended.
 compile() {
     "$venv/bin/python" -m pipeline.engine.compilation || fail "The loops could not be compiled; see above."
+    wait
     exit 0
 }
 
@@ -78,11 +79,13 @@ else
     [ "$python" = "${named:-python3}" ] || echo "Using $python; ${found:-there is no python3}." >&2
     "$python" -m venv --clear "$venv" || fail "$python could not make the virtual environment $venv."
 fi
-"$venv/bin/python" -m pip install ${quiet:---progress-bar on} --disable-pip-version-check \
+"$venv/bin/python" -m pip install ${quiet:---progress-bar on} --no-compile --disable-pip-version-check \
     --constraint constraints.txt --editable ".[$extras]" --editable ./research ||
     fail "The packages could not be installed; pip says why above." \
     "Check the network, pip's index settings and the free disk space, and run it again."
 rm -f "$stamp-dev"
 [ -z "$group" ] || : >"$stamp-$group"
 echo "$here" >"$stamp"
+# Python's bytecode, which pip would write before the loops can be compiled. It skips files for other versions of Python.
+"$venv/bin/python" -m compileall -qq "$venv/lib" || true &
 compile

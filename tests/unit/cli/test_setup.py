@@ -18,6 +18,7 @@ PYTHON = """#!/bin/sh
 case "$1 $2" in
     "-c "*) echo "{answer}" ;;
     "-m venv") [ "$3" = --clear ] && rm -rf "$4" && mkdir -p "$4/bin" && cp "$0" "$4/bin/python" && echo made >>log ;;
+    "-m compileall") echo "$*" >>bytecode ;;
     "-m pip") echo installed >>log; echo "$*" >>pip; exit {pip} ;;
 esac
 """
@@ -69,6 +70,14 @@ def test_it_installs_once_and_again_when_the_requirements_changed(folder):
     assert "Updating the packages in .venv." in setup(folder).stderr
     assert log(folder) == ["made", "installed", "installed"]
     assert ["--quiet" in line for line in (folder / "pip").read_text().splitlines()] == [False, True]
+
+
+def test_bytecode_is_written_once_and_by_compileall(folder):
+    add(folder, "python3", "serves 3.11")
+    for _ in range(2):
+        assert setup(folder).returncode == 0
+    assert "--no-compile" in (folder / "pip").read_text()
+    assert (folder / "bytecode").read_text() == "-m compileall -qq .venv/lib\n"
 
 
 def test_development_tools_come_with_dev_only(folder):
