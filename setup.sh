@@ -22,6 +22,12 @@ compile() {
     exit 0
 }
 
+install() {
+    "$venv/bin/python" -m pip install --disable-pip-version-check --constraint constraints.txt "$@" ||
+        fail "The packages could not be installed; pip says why above." \
+        "Check the network, pip's index settings and the free disk space, and run it again."
+}
+
 # Prints "<what this Python is suitable for> <version>". Triton's Python stub needs numpy < 2, which has wheels for
 # 3.10 - 3.12, and the interpreter as a library.
 probe='
@@ -78,11 +84,9 @@ else
     find_python
     [ "$python" = "${named:-python3}" ] || echo "Using $python; ${found:-there is no python3}." >&2
     "$python" -m venv --clear "$venv" || fail "$python could not make the virtual environment $venv."
+    install --quiet --upgrade pip  # that of Python 3.11 takes twice as long to find the packages
 fi
-"$venv/bin/python" -m pip install ${quiet:---progress-bar on} --no-compile --disable-pip-version-check \
-    --constraint constraints.txt --editable ".[$extras]" --editable ./research ||
-    fail "The packages could not be installed; pip says why above." \
-    "Check the network, pip's index settings and the free disk space, and run it again."
+install ${quiet:---progress-bar on} --no-compile --editable ".[$extras]" --editable ./research
 rm -f "$stamp-dev"
 [ -z "$group" ] || : >"$stamp-$group"
 echo "$here" >"$stamp"

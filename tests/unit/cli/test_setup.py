@@ -19,7 +19,10 @@ case "$1 $2" in
     "-c "*) echo "{answer}" ;;
     "-m venv") [ "$3" = --clear ] && rm -rf "$4" && mkdir -p "$4/bin" && cp "$0" "$4/bin/python" && echo made >>log ;;
     "-m compileall") echo "$*" >>bytecode ;;
-    "-m pip") echo installed >>log; echo "$*" >>pip; exit {pip} ;;
+    "-m pip")
+        case "$*" in *"--upgrade pip") echo "$*" >>upgrades ;; *) echo installed >>log; echo "$*" >>pip ;; esac
+        exit {pip}
+        ;;
 esac
 """
 
@@ -72,10 +75,11 @@ def test_it_installs_once_and_again_when_the_requirements_changed(folder):
     assert ["--quiet" in line for line in (folder / "pip").read_text().splitlines()] == [False, True]
 
 
-def test_bytecode_is_written_once_and_by_compileall(folder):
+def test_a_new_environment_gets_a_newer_pip_and_bytecode_that_pip_does_not_write(folder):
     add(folder, "python3", "serves 3.11")
     for _ in range(2):
         assert setup(folder).returncode == 0
+    assert len((folder / "upgrades").read_text().splitlines()) == 1
     assert "--no-compile" in (folder / "pip").read_text()
     assert (folder / "bytecode").read_text() == "-m compileall -qq .venv/lib\n"
 
@@ -113,7 +117,7 @@ def test_a_moved_project_and_one_whose_setup_failed_start_from_nothing(folder):
     assert "The packages could not be installed" in done.stderr
     add(moved, "python3", "serves 3.11")
     setup(moved)
-    assert log(moved) == ["made", "installed"] * 4
+    assert log(moved) == [*["made", "installed"] * 2, "made", "made", "installed"]
 
 
 @pytest.mark.parametrize("first", ["wrong 3.13", "venvless 3.11", "builds 3.11"])
