@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import openai
 import pytest
@@ -32,19 +33,23 @@ SETTINGS = ("server.openai=true", "drafting.planner=fixed")
 INT8 = "engine.quantization=int8"
 
 
-class First(NamedTuple):
-    """The machine with the front end. base: its run folder."""
+@dataclass
+class First:
+    """The machine with the front end. base: its run folder. num_tokens: of all outputs so far."""
 
     served: PreparedServer
     where: Folders
     base: Path
     fleet: Fleet
     client: openai.OpenAI
+    num_tokens: int = 0
 
     def answer(self, prompt: str, max_tokens: int = 8) -> str:
         """A greedy output: noise, which does not depend on the engine, would decide most sampled tokens."""
         asked = {"model": "tiny-random-llama", "max_tokens": max_tokens, "temperature": 0}
-        return self.client.completions.create(prompt=prompt, **asked).choices[0].text
+        answer = self.client.completions.create(prompt=prompt, **asked)
+        self.num_tokens += answer.usage.completion_tokens
+        return answer.choices[0].text
 
     def answers(self) -> list[str]:
         return [self.answer(f"{n} words") for n in range(8)]
@@ -54,26 +59,41 @@ def output_tokens(fleet: Fleet) -> float:
     return read_metrics(fleet.state.metrics_url)["lookahead_output_tokens_total"]
 
 
+@contextmanager
+def started(where: Folders, base: Path) -> Iterator[First]:
+    """The first machine of a fleet with a discovery folder of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FILE_KV, str(base / "shared"))
+        patch.setenv("DYN_TCP_RPC_HOST", "127.0.0.1")
+        patch.setenv("DYN_TCP_RESPONSE_STREAM_HOST", "lo")
+        served = prepared(where, *SETTINGS)
+        check_fleet(served.resolved, join=True)
+        fleet = start_fleet(served, where, base, detach=True)
+        try:
+            client = openai.OpenAI(base_url=openai_url(base), api_key="none", max_retries=0, timeout=PATIENCE_S)
+            yield First(served, where, base, fleet, client)
+        finally:
+            stop_fleet(serving_dir(base))
+            stop_fleet(free_dir(base))
+
+
+@pytest.fixture(scope="module")
+def first(where: Folders, tmp_path_factory: pytest.TempPathFactory) -> Iterator[First]:
+    with started(where, tmp_path_factory.mktemp("first")) as first:
+        yield first
+
+
 @pytest.fixture
-def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[First]:
-    monkeypatch.setenv(FILE_KV, str(tmp_path / "shared"))
-    monkeypatch.setenv("DYN_TCP_RPC_HOST", "127.0.0.1")
-    monkeypatch.setenv("DYN_TCP_RESPONSE_STREAM_HOST", "lo")
-    where, base = own_folders(tmp_path), tmp_path / "first"
-    served = prepared(where, *SETTINGS)
-    check_fleet(served.resolved, join=True)
-    fleet = start_fleet(served, where, base, detach=True)
-    try:
-        client = openai.OpenAI(base_url=openai_url(base), api_key="none", max_retries=0, timeout=PATIENCE_S)
-        yield First(served, where, base, fleet, client)
-    finally:
-        stop_fleet(serving_dir(base))
-        stop_fleet(free_dir(base))
+def switched(where: Folders, tmp_path: Path) -> Iterator[First]:
+    """For a test that switches the profile."""
+    with started(where, tmp_path / "first") as first:
+        yield first
 
 
 def test_a_machine_that_joins_gets_requests_and_may_leave(first: First, tmp_path: Path) -> None:
+    alone, before = first.answers(), first.num_tokens
     # Tokens are counted a little after the end of their request.
-    alone, before = first.answers(), wait_for(lambda: (found := output_tokens(first.fleet)) >= 64 and found)
+    wait_for(lambda: output_tokens(first.fleet) == before)
     second = start_fleet(first.served, first.where, tmp_path / "second", join=True)
     try:
         together = first.answers()
@@ -102,17 +122,17 @@ def test_a_machine_with_another_quantization_does_not_join(first: First, tmp_pat
 
 
 def test_the_machines_of_a_fleet_switch_to_another_quantization_one_after_the_other(
-    first: First, tmp_path: Path
+    switched: First, tmp_path: Path
 ) -> None:
     """No request moves between int8 and float32: each has the whole output of one of them."""
     prompt, max_tokens, notes, second_base = "the rat", 60, list[str](), tmp_path / "second"
-    second = start_fleet(first.served, first.where, second_base, join=True, detach=True)
-    before = running_served(first.where, first.base)
-    after = prepare(resolve_other(before, "throughput", (*TORCH, SETTINGS[1], INT8), first.where), first.where)
+    second = start_fleet(switched.served, switched.where, second_base, join=True, detach=True)
+    before = running_served(switched.where, switched.base)
+    after = prepare(resolve_other(before, "throughput", (*TORCH, SETTINGS[1], INT8), switched.where), switched.where)
 
     def switch(base: Path) -> Fleet:
         old, new = (as_running(each, serving_dir(base)) for each in (before, after))
-        return switch_fleet(old, new, first.where, base, notes.append, "`this`")
+        return switch_fleet(old, new, switched.where, base, notes.append, "`this`")
 
     def answers_during_switch(base: Path) -> tuple[Fleet, set[str]]:
         stop = threading.Event()
@@ -120,7 +140,7 @@ def test_the_machines_of_a_fleet_switch_to_another_quantization_one_after_the_ot
         def keep_asking() -> list[str]:
             answers = []
             while not stop.is_set():
-                answers.append(first.answer(prompt, max_tokens))
+                answers.append(switched.answer(prompt, max_tokens))
             return answers
 
         with ThreadPoolExecutor() as pool:
@@ -132,18 +152,18 @@ def test_the_machines_of_a_fleet_switch_to_another_quantization_one_after_the_ot
             return fleet, {answer for client in clients for answer in client.result()}
 
     try:
-        plain = first.answer(prompt, max_tokens)
+        plain = switched.answer(prompt, max_tokens)
         with pytest.raises(ServerError, match=r"engine.quantization int8 instead of none .* Switch 127.0.0.1 first"):
             switch(second_base)
-        new, answers = answers_during_switch(first.base)
+        new, answers = answers_during_switch(switched.base)
 
-        quantized = first.answer(prompt, max_tokens)
+        quantized = switched.answer(prompt, max_tokens)
         assert quantized != plain
         assert answers == {plain, quantized}
         assert "may give other tokens: engine.max_seq_len" in notes[-1]
         assert notes[-1].endswith("engine.quantization int8 instead of none at 127.0.0.1. Run there: `this`")
         counts = output_tokens(second), output_tokens(new)
-        assert {first.answer(prompt, max_tokens) for _ in range(4)} == {quantized}
+        assert {switched.answer(prompt, max_tokens) for _ in range(4)} == {quantized}
         wait_for(lambda: output_tokens(new) >= counts[1] + 4 * max_tokens)
         assert output_tokens(second) == counts[0]
 
@@ -151,7 +171,7 @@ def test_the_machines_of_a_fleet_switch_to_another_quantization_one_after_the_ot
         assert answers == {quantized}
         assert openai_url(serving_dir(second_base)) is None
         count = output_tokens(follower)
-        assert {first.answer(f"{prompt} {n}", 8) for n in range(8)}
+        assert {switched.answer(f"{prompt} {n}", 8) for n in range(8)}
         wait_for(lambda: output_tokens(follower) > count)
     finally:
         for folder in (serving_dir(second_base), free_dir(second_base)):

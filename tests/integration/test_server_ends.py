@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,8 +22,8 @@ from pipeline.errors import RequestError, ServerError
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, STOCK_TARGET_MODEL, TARGET_MODEL
 from pipeline.server.client import TextQuery, stream_text
 from pipeline.server.processes import model_processes
-from pipeline.server.server import stop_server
-from pipeline.server.startup import launch
+from pipeline.server.server import RunningServer, stop_server
+from pipeline.server.startup import PreparedServer, launch
 from pipeline.server.state import ServerState, find_server, is_ready
 from tests.integration.servers import PROMPT, TORCH, ask, prepared, suspended, with_settings
 from tests.patience import PATIENCE_S
@@ -54,44 +53,54 @@ def test_after_kill_9_of_its_guard_nothing_is_left_of_a_server(served, shared_wh
     assert not left_over(killed.state.server_id)
 
 
-def test_clients_get_an_error_when_the_engine_dies_and_the_server_restarts(served, shared_where, tmp_path):
-    running = launch(served, shared_where, tmp_path)
-    models = {model: pid for pid, model in model_processes(running.state.server_id).items()}
+@pytest.fixture(scope="module")
+def restarting(
+    served: PreparedServer, shared_where: Folders, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """For tests after which it runs again."""
+    server = launch(served, shared_where, tmp_path_factory.mktemp("restarting"))
+    yield server
+    server.stop()
+    assert not left_over(server.state.server_id)
+
+
+def num_restarts(server: RunningServer) -> int:
+    state = find_server(server.run_dir)
+    return 0 if state is None or not is_ready(state) else state.restarts
+
+
+def test_clients_get_an_error_when_the_engine_dies_and_the_server_restarts(restarting):
+    number = num_restarts(restarting) + 1
+    models = {model: pid for pid, model in model_processes(restarting.state.server_id).items()}
     stock = {"preprocessing", "postprocessing", STOCK_TARGET_MODEL, STOCK_FRONT_MODEL}
     assert models.keys() == {TARGET_MODEL, FRONT_MODEL, *stock}
 
-    wait_for_guard(running.state.server_id)
-    chunks = stream_text(TextQuery(PROMPT, 4000, strategy="none", end_id=-1), running.state.grpc_url, "grpc")
+    wait_for_guard(restarting.state.server_id)
+    chunks = stream_text(TextQuery(PROMPT, 4000, strategy="none", end_id=-1), restarting.state.grpc_url, "grpc")
     next(chunks)
     os.kill(models[TARGET_MODEL], signal.SIGKILL)
 
     with pytest.raises((RequestError, ServerError)):
         list(chunks)
     # The guard starts the server again at the same address, and the state says so.
-    deadline = time.monotonic() + PATIENCE_S
-    while (state := find_server(tmp_path)) is None or not state.restarts or not is_ready(state):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    log = running.log_path.read_text()
+    wait_for(lambda: num_restarts(restarting) >= number)
+    log = restarting.log_path.read_text()
     # On a busy machine Triton may fall over a lock of the dead process before the guard looks.
     reasons = rf"the process(es)? of the models? {TARGET_MODEL}\b.* died|signal 6,"
-    assert re.search(rf"restart 1 \(({reasons})", log), log
-    assert state.restarts == 1, log
-    assert ask(running, max_tokens=4).finish_reason == "length"
-    running.stop()
-    assert not left_over(running.state.server_id)
+    assert re.search(rf"restart {number} \(({reasons})", log), log
+    assert num_restarts(restarting) == number, log
+    assert ask(restarting, max_tokens=4).finish_reason == "length"
 
 
-def test_a_server_that_gives_up_a_call_of_a_model_that_runs_is_started_again(served, shared_where, tmp_path):
+def test_a_server_that_gives_up_a_call_of_a_model_that_runs_is_started_again(restarting):
     """As after a suspension of all processes. It would free inputs that the model still reads, or crash later."""
-    running = launch(with_settings(served, shared_where, "server.max_restarts=1"), shared_where, tmp_path)
-    with suspended(running), pytest.raises((RequestError, ServerError)):
-        ask(running, max_tokens=4)
+    number = num_restarts(restarting) + 1
+    with suspended(restarting), pytest.raises((RequestError, ServerError)):
+        ask(restarting, max_tokens=4)
 
-    wait_for(lambda: (state := find_server(tmp_path)) is not None and state.restarts == 1 and is_ready(state))
-    assert f"Triton gave up a call of {TARGET_MODEL}, whose process runs" in running.log_path.read_text()
-    assert ask(running, max_tokens=4).finish_reason == "length"
-    running.stop()
+    wait_for(lambda: num_restarts(restarting) == number)
+    assert f"Triton gave up a call of {TARGET_MODEL}, whose process runs" in restarting.log_path.read_text()
+    assert ask(restarting, max_tokens=4).finish_reason == "length"
 
 
 def test_an_engine_that_was_tampered_with_is_named(served, shared_where, tmp_path):
