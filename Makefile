@@ -103,7 +103,7 @@ test-unit: setup-dev ## Run the unit tests
 	$(VENV)/bin/python -m pytest -n 3 --dist loadfile tests/unit $(ARGS)
 
 test-integration: setup-dev ## Run the tests against a real server
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/integration tests/soak/test_kills.py \
+	$(VENV)/bin/python -m pytest -n 3 --dist loadfile tests/integration tests/soak/test_kills.py \
 		tests/soak/test_small_machine.py $(ARGS)
 
 test-bounds: setup-dev ## Run the compiled loops with index checks

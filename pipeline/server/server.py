@@ -237,13 +237,14 @@ def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> No
     note("loading the models")
     deadline = time.monotonic() + timeout_s
     while not _serves(server):
-        has_gateway_ended = server.gateway is not None and server.gateway.poll() is not None
-        # The guard of tritonserver ends the gateway first, then itself.
-        has_ended = server.has_triton_ended(GATEWAY_LEAD_S if has_gateway_ended else 0.0)
+        gateway = server.gateway if server.gateway is not None and server.gateway.poll() is not None else None
+        # The guard of tritonserver ends the gateway first, then itself. A gateway whose port is in use ends by itself.
+        is_alone = gateway is None or transient_failure([gateway.log_path]) is not None
+        has_ended = server.has_triton_ended(0.0 if is_alone else GATEWAY_LEAD_S)
         if has_ended or cannot_listen(server.log_path):
             raise ServerError(explain_failure(server.log_path))
-        if server.gateway is not None and has_gateway_ended:
-            raise ServerError(f"The gateway ended before the server was ready. {end_of_log(server.gateway.log_path)}")
+        if gateway is not None:
+            raise ServerError(f"The gateway ended before the server was ready. {end_of_log(gateway.log_path)}")
         if time.monotonic() > deadline:
             raise ServerError(
                 f"The server was not ready after {timeout_s:.0f} s; if it needs longer, raise "

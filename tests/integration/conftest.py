@@ -37,6 +37,13 @@ SHARED = (
     {"strict", "strict_target"},
     {"openai", "openai_tools"},
 )
+# The longest files, which run first: else one process would still run such a file while the others have none left.
+LONGEST = ("server", "failover", "etcd", "validation", "join", "openai", "gateway", "server_ends", "strict", "ranks")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 class ByServer(LoadScopeScheduling):
@@ -49,6 +56,7 @@ class ByServer(LoadScopeScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByServer:
+    config.option.loadscopereorder = False  # it would begin with the files of most tests
     return ByServer(config, log)
 
 

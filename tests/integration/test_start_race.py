@@ -80,6 +80,8 @@ def test_a_fixed_port_is_named(tmp_path, monkeypatch, kind):
 
 
 def test_free_ports_of_a_gateway_are_chosen_again(served, shared_where, tmp_path, monkeypatch):
+    # Nobody waits for the end of tritonserver, which does not end.
+    monkeypatch.setattr("pipeline.server.server.GATEWAY_LEAD_S", float("inf"))
     with losing(lambda public, inner: public.http, monkeypatch) as taken:
         running = launch(served, shared_where, tmp_path)
         assert running.state.http_port != taken[0]
