@@ -184,7 +184,7 @@ def test_a_proxy_is_not_asked_for_our_own_server(fake, tmp_path, monkeypatch):
 def test_a_server_that_is_stopped_before_it_is_ready_does_not_load_to_the_end_and_did_not_crash(fake, tmp_path):
     # Triton ends only after it has loaded its models.
     write(fake, slow_end(600, "loaded") + 'print("loading", flush=True); time.sleep(600)')
-    log = tmp_path / "run" / "server.log"
+    state, log = (tmp_path / "run" / name for name in (STATE, "server.log"))
     failures: list[BaseException] = []
 
     def work() -> None:
@@ -195,7 +195,7 @@ def test_a_server_that_is_stopped_before_it_is_ready_does_not_load_to_the_end_an
 
     starting = threading.Thread(target=work)
     starting.start()
-    wait_for(lambda: log.is_file() and "loading" in log.read_text())
+    wait_for(lambda: state.is_file() and log.is_file() and "loading" in log.read_text())
     assert stop_server(tmp_path / "run") is not None
     starting.join()
 
