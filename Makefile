@@ -97,7 +97,9 @@ versions: setup-dev ## List the TensorRT-LLM version of each container
 # Tests start hundreds of processes, and pytest rewrites 250 modules: without bytecode each start compiles them again.
 test-% soak: export PYTHONDONTWRITEBYTECODE :=
 
-test: test-kernels test-unit test-integration ## Run all tests, including those against a real server
+test: setup-dev ## Run all tests, including those against a real server
+	$(MAKE) --jobs=2 --output-sync=target test-kernels
+	$(MAKE) test-unit test-integration
 
 test-unit: setup-dev ## Run the unit tests
 	$(VENV)/bin/python -m pytest -n 3 --dist loadfile tests/unit $(ARGS)
