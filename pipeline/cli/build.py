@@ -22,7 +22,7 @@ from pipeline.cli.options import (
     resolve,
 )
 from pipeline.config.folders import folders
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ServerError
 from pipeline.llmapi import Method
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ def repo(
     as_json: Json = False,
 ) -> None:
     """Write the Triton model repository; build the engine first if needed."""
+    from pipeline.engine.artifact import artifact_dir
+    from pipeline.repository.names import REPOSITORY
     from pipeline.repository.render import check_repository, require_replaceable
     from pipeline.server.startup import prepare
 
@@ -131,6 +133,7 @@ def repo(
     elif decoupled:
         raise ConfigError("--decoupled needs --llmapi. Other repositories have models with and without streaming.")
     else:
+        _require_unserved(target or artifact_dir(folders(), resolved.model.name, resolved.profile.name) / REPOSITORY)
         with output.working("building the engine and the repository") as note:
             folder = prepare(resolved, folders(), target, note).repository
         models = check_repository(folder)
@@ -138,6 +141,19 @@ def repo(
         output.print_json({"folder": str(folder), "models": list(models)})
     else:
         output.say(str(folder))
+
+
+def _require_unserved(repository: Path) -> None:
+    """Raise ServerError if a server runs from a repository: at a restart it would have other settings, perhaps without
+    those that protect its clients."""
+    from pipeline.server.run_folders import run_dir
+    from pipeline.server.state import find_server
+
+    running = find_server(run_dir(folders()))
+    if running is not None and Path(running.repository) == repository:
+        raise ServerError(
+            f"A server runs from {repository}. Stop it with `lookahead stop`, or name another folder: --out."
+        )
 
 
 def _write_llmapi(

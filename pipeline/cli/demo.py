@@ -11,6 +11,7 @@ from pipeline.cli import output
 from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ServerError
+from pipeline.repository.names import REPOSITORY
 from pipeline.server.client import Completion, Protocol, TextQuery, complete
 from pipeline.server.run_folders import temporarily
 from pipeline.server.server import RunningServer
@@ -40,16 +41,17 @@ _WAYS = (_Way("grpc", True), _Way("grpc", False), _Way("http", True), _Way("http
 def run_demo(resolved: ResolvedConfig, folders: Folders, max_tokens: int) -> None:
     """Serve, send requests and compare. Raises ServerError if two outputs of a prompt differ."""
     check_start(resolved, folders)
-    with output.working("building the engine") as note:
-        served = prepare(resolved, folders, note=note)
     query = TextQuery(
         PROMPTS[0],
         max_tokens,
-        use_chat_template=served.resolved.model.chat_template or None,
+        use_chat_template=resolved.model.chat_template or None,
         return_statistics=True,
     )
 
     def start(folder: Path) -> RunningServer:
+        # In its own folder, because a server may run from the repository beside the engine.
+        with output.working("building the engine") as note:
+            served = prepare(resolved, folders, folder / REPOSITORY, note)
         with output.working("starting the server") as note:
             return launch(served, folders, folder, note=note)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from pathlib import Path
 
 import typer
 
@@ -10,7 +10,8 @@ from pipeline.cli import output
 from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.failover import FailoverReport, verify_failover
-from pipeline.dynamo.fleet import check_fleet, openai_url, start_fleet
+from pipeline.dynamo.fleet import Fleet, check_fleet, openai_url, start_fleet
+from pipeline.repository.names import REPOSITORY
 from pipeline.server.ports import LOOPBACK
 from pipeline.server.run_folders import temporarily
 from pipeline.server.startup import check_start, prepare
@@ -29,8 +30,12 @@ def run_failover(resolved: ResolvedConfig, folders: Folders, num_kills: int, max
     check_start(resolved, folders)
     check_fleet(resolved)
     with output.working("failover") as note:
-        served = prepare(resolved, folders, note=note)
-        start = partial(start_fleet, served, folders, note=note)
+
+        def start(folder: Path) -> Fleet:
+            # In its own folder, because a server may run from the repository beside the engine.
+            served = prepare(resolved, folders, folder / REPOSITORY, note)
+            return start_fleet(served, folders, folder, note=note)
+
         with temporarily(start, on_stop=lambda: note("stopping the fleet")) as fleet:
             url = openai_url(fleet.servers[0].run_dir)
             assert url is not None, "a fleet with the OpenAI API has a URL"

@@ -1,4 +1,6 @@
-"""EngineArtifact -> Triton model repository: for each model a config.pbtxt and the code from triton_repo/."""
+"""EngineArtifact -> Triton model repository: for each model a config.pbtxt and the code from triton_repo/, and the
+settings of the server. The models read these at every start: a later command for the same profile, such as a bench,
+leaves its own beside the engine."""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ from pathlib import Path
 from tritonclient.grpc import model_config_pb2 as pb
 
 from pipeline.checkpoint.disk import atomic_folder
+from pipeline.config.loading import RESOLVED
+from pipeline.config.resolution import dump_resolved
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import backend_of
@@ -43,7 +47,7 @@ def require_replaceable(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise RepositoryError(f"{folder} is a file. Use --out with a new folder.")
-    if others := [path.name for path in folder.iterdir() if path.name not in MODELS]:
+    if others := [path.name for path in folder.iterdir() if path.name not in {*MODELS, RESOLVED}]:
         raise RepositoryError(f"{folder} contains {others[0]}, and would be replaced. Use --out with a new folder.")
 
 
@@ -54,6 +58,7 @@ def render(resolved: ResolvedConfig, artifact: Artifact, out_dir: Path, source: 
     """
     configs = model_configs(resolved, artifact)
     with atomic_folder(out_dir) as partial:
+        (partial / RESOLVED).write_text(dump_resolved(resolved), encoding="utf-8")
         for config in configs:
             _write_model(config, source, partial)
 

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from pipeline.config.folders import Folders
-from pipeline.config.resolution import resolve_config
+from pipeline.config.loading import RESOLVED
+from pipeline.config.resolution import load_resolved, resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import artifact_dir, load_artifact
 from pipeline.engine.backend import Note, backend_of
 from pipeline.errors import ServerError
 from pipeline.repository.render import check_repository
-from pipeline.server.gateway import read_gateway_spec
-from pipeline.server.service import find_service
 from pipeline.server.startup import PreparedServer
-from pipeline.server.state import GATEWAY, find_server, require_server
+from pipeline.server.state import find_server, require_server
 
 T = TypeVar("T")
 # Settings of the server section that protect its clients.
@@ -33,17 +31,13 @@ _PROTECTION = ("api_keys", "side_channel_safe")
 
 def running_served(folders: Folders, folder: Path) -> PreparedServer:
     """The running server as input of `launch`, without its address (see `dynamo.running_fleet.as_running`). Raises
-    ServerError if none runs, BuildError if its engine has changed."""
+    ServerError if none runs, BuildError if its engine has changed, RepositoryError or ConfigError if its repository
+    cannot be read."""
     state = require_server(folder)
     artifact = load_artifact(artifact_dir(folders, state.model, state.profile), folders.cache)
-    check_repository(Path(state.repository))
-    served = PreparedServer(artifact.resolved, artifact, Path(state.repository))
-    if find_service(folder, GATEWAY) is None:
-        return served
-    # A later command for the same profile, such as a bench, leaves its own settings beside the engine.
-    return replace(
-        served, resolved=served.resolved.with_settings("server", api_keys=read_gateway_spec(folder).api_keys)
-    )
+    repository = Path(state.repository)
+    check_repository(repository)
+    return PreparedServer(load_resolved(repository / RESOLVED), artifact, repository)
 
 
 def resolve_other(

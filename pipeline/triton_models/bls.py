@@ -15,8 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.config.loading import RESOLVED
-from pipeline.config.resolution import load_resolved
 from pipeline.config.schema import ResolvedConfig, kinds_on
 from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.session import Session
@@ -168,17 +166,18 @@ class Bls:
         return Generation(request, session, self._codec, engine, slot, prediction)
 
 
-def load_bls(artifact_dir: Path, fingerprint: str, vocab_size: int, targets: Mapping[str, Target]) -> Bls:
-    """Load the tokenizer, the config and the draft sources of an artifact. fingerprint: of the engine that the model
-    repository was made for. targets: by model name. Raises ConfigError or RepositoryError if a file cannot be read, the
-    engine is another one or `targets` lacks a model of the config."""
+def load_bls(
+    artifact_dir: Path, resolved: ResolvedConfig, fingerprint: str, vocab_size: int, targets: Mapping[str, Target]
+) -> Bls:
+    """Load the tokenizer of an artifact, and the draft sources of a config. resolved, fingerprint: settings of the
+    model repository, and of the engine that it was made for. targets: by model name. Raises ConfigError or
+    RepositoryError if a file cannot be read, the engine is another one or `targets` lacks a model of the config."""
     if Manifest.model_validate_json((artifact_dir / MANIFEST).read_bytes()).fingerprint_digest != fingerprint:
         raise RepositoryError(
             f"The engine in {artifact_dir} was built again with other settings, and this model repository belongs to "
             "the old one. Run `lookahead stop` and `lookahead serve`."
         )
     codec = load_codec(artifact_dir / TOKENIZER, artifact_dir / ENGINE, vocab_size)
-    resolved = load_resolved(artifact_dir / RESOLVED)
     models = backend_of(resolved.backend).traits(resolved)
     for traits in models:
         if traits.model not in targets:

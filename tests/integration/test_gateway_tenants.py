@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from pipeline.config.resolution import resolve_config
+from pipeline.engine.build import build_engine
 from pipeline.errors import ServerError
 from pipeline.repository.names import ENSEMBLE
 from pipeline.server.client import TextQuery, complete, stream_text
@@ -15,7 +17,7 @@ from pipeline.server.metrics import read_metrics
 from pipeline.server.server import RunningServer
 from pipeline.server.state import is_ready
 from tests.integration.gateway_requests import url_of, works
-from tests.integration.servers import PROMPT, prepared, running, settled_metrics, suspended
+from tests.integration.servers import PROMPT, TORCH, prepared, running, settled_metrics, suspended
 from tests.own_folders import own_folders
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for
@@ -37,12 +39,15 @@ def with_keys(**limits: int) -> str:
 
 @pytest.fixture(scope="module")
 def tenants(tmp_path_factory) -> Iterator[RunningServer]:
-    """For alice and bob, with side channels closed, which the models inside read from the engine's folder."""
+    """For alice and bob, with side channels closed. Another command has left other settings beside the engine, as it
+    may before a restart."""
     where = own_folders(tmp_path_factory.mktemp("tenants"))
     keys = with_keys(max_concurrent_requests=2, max_tokens_per_minute=100_000)
     # All drafts are sent, whether they pay or not.
     settings = "server.gateway.inner_models=false", "server.side_channel_safe=true", "drafting.planner=fixed"
     tenants = prepared(where, *settings, "server.host=127.0.0.2", keys)
+    other = resolve_config("tiny-random-llama", "latency", TORCH, where=where)
+    assert build_engine(other, where).outcome == "updated"
     with running(tenants, where, tmp_path_factory.mktemp("run")) as server:
         yield server
 

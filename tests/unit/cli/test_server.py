@@ -121,6 +121,18 @@ def test_a_dry_run_shows_the_command_and_does_nothing(engines, capsys):
     assert not list(engines.glob("tiny*"))
 
 
+def test_the_repository_of_a_running_server_is_not_written_again(engines, capsys):
+    """After a restart the server would have the settings of that command, perhaps without protection."""
+    repository = engines / "tiny-random-llama" / "latency" / "repository"
+    words = ("repo", "-m", "tiny-random-llama", "--set", "backend=torch")
+    with guarded(engines / ".run", {}, repository=str(repository)):
+        for more in ((), ("--out", str(repository))):
+            code, _, error = run(capsys, *words, *more)
+            assert code == 2
+            assert f"error: A server runs from {repository}." in error.replace("\n", " ")
+    assert not repository.exists()
+
+
 def test_a_disk_that_becomes_full_during_a_start_is_named(engines, monkeypatch, capsys):
     def full(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")  # of a write, so it names no file

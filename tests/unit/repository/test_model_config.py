@@ -13,8 +13,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from pipeline.config.folders import folders
-from pipeline.config.loading import names_in
-from pipeline.config.resolution import resolve_config
+from pipeline.config.loading import RESOLVED, names_in
+from pipeline.config.resolution import load_resolved, resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import backend_of
@@ -112,6 +112,7 @@ def test_every_model_and_profile_renders_configs_that_keep_the_contract(tmp_path
     render(resolved, fake_artifact(tmp_path / "artifact", resolved), repository, folders().home / "triton_repo")
 
     assert check_repository(repository) == tuple(sorted(SERVED))
+    assert load_resolved(repository / RESOLVED) == resolved
     for name in SERVED:
         config = parsed(repository / name)
         contract = model_contract(CONTRACT_OF[name])

@@ -12,20 +12,19 @@ from typing import Any, cast
 import pytest
 
 from pipeline.config.folders import folders
-from pipeline.config.resolution import resolve_config
+from pipeline.config.loading import RESOLVED
+from pipeline.config.resolution import dump_resolved, resolve_config
 from pipeline.config.schema import ApiKey
 from pipeline.dynamo.running_fleet import as_running
 from pipeline.errors import ConfigError, ServerError
 from pipeline.server import switch
-from pipeline.server.gateway import spec_path
 from pipeline.server.installation import VARIABLE
 from pipeline.server.server import RunningServer, stop_server
 from pipeline.server.startup import PreparedServer, launch
-from pipeline.server.state import GATEWAY, ServerState, find_server
+from pipeline.server.state import ServerState, find_server
 from pipeline.server.switch import check_switch, resolve_other, running_served, switch_server
 from tests.server_states import guarded
 from tests.servers import BARE, FREE_PORTS
-from tests.unit.gateway.gateways import spec_of
 from tests.unit.server.fake_server import hurry_guards, write
 
 CPU = ("backend=torch", "device=cpu")
@@ -172,18 +171,17 @@ def test_keys_of_the_running_server_stay_unless_there_are_others(tmp_path, model
     assert notes == ([f"throughput has no {lost}; that of the running server stays"] if lost else [])
 
 
-def test_the_running_server_has_the_keys_of_its_gateway(tmp_path, monkeypatch):
+def test_the_running_server_has_the_settings_of_its_repository(tmp_path, monkeypatch):
     """A bench with the same profile leaves its own settings beside the engine."""
-    artifact = SimpleNamespace(resolved=serve_of(tmp_path, "latency", "good").resolved)
-    monkeypatch.setattr(switch, "load_artifact", lambda *_: artifact)
+    beside = serve_of(tmp_path, "latency", "good")
+    served = beside.resolved.with_settings("server", api_keys=(KEY,), side_channel_safe=True)
+    beside.repository.mkdir()
+    (beside.repository / RESOLVED).write_text(dump_resolved(served))
+    monkeypatch.setattr(switch, "load_artifact", lambda *_: SimpleNamespace(resolved=beside.resolved))
     monkeypatch.setattr(switch, "check_repository", lambda path: None)
-    with guarded(tmp_path, {GATEWAY: {}}, model="tiny-random-llama", profile="latency", gateway_id="la2"):
-        spec_path(tmp_path).write_text(spec_of(KEY).model_dump_json())
-        assert running_served(folders(), tmp_path).resolved.profile.server.api_keys == (KEY,)
-
-        spec_path(tmp_path).write_text("{}")
-        with pytest.raises(ServerError, match=r"gateway\.json was written by another version .*`lookahead stop`, then"):
-            running_served(folders(), tmp_path)
+    state = {"model": "tiny-random-llama", "profile": "latency", "repository": str(beside.repository)}
+    with guarded(tmp_path, {}, **state):
+        assert running_served(folders(), tmp_path).resolved == served
 
 
 def test_the_model_stays_as_it_is_served_overrides_included(tmp_path):

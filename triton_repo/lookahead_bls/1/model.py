@@ -11,6 +11,8 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from pipeline.config.folders import folders
+from pipeline.config.loading import RESOLVED
+from pipeline.config.resolution import load_resolved
 from pipeline.repository.names import FINGERPRINT, LOOKAHEAD_MODEL, TARGET_MODEL, TARGET_PARAMETERS
 from pipeline.triton_models.bls import load_bls
 from pipeline.triton_models.drain_lock import DrainLock
@@ -39,7 +41,8 @@ class TritonPythonModel:
         }
         artifact_dir = Path(parameter(config, "artifact_dir"))
         fingerprint, vocab_size = parameter(config, FINGERPRINT), int(parameter(config, "vocab_size"))
-        self._bls = load_bls(artifact_dir, fingerprint, vocab_size, self._targets)
+        resolved = load_resolved(Path(args["model_repository"]).parent / RESOLVED)
+        self._bls = load_bls(artifact_dir, resolved, fingerprint, vocab_size, self._targets)
         self._learned = self._bls.learned_state(artifact_dir, folders().cache)
         self._drain_lock = DrainLock(handover_dir())
         self._metrics = Metrics(pb_utils, self._bls.trie_metrics())

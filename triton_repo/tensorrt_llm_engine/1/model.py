@@ -15,6 +15,8 @@ import triton_python_backend_utils as pb_utils
 
 from pipeline.backends.tensorrt_llm.strict import require_outputs, strict_call, strict_engine, strict_profile
 from pipeline.config.folders import folders
+from pipeline.config.loading import RESOLVED
+from pipeline.config.resolution import load_resolved
 from pipeline.config.schema import kinds_on
 from pipeline.decoding.request import GenerationRequest, as_token_ids
 from pipeline.decoding.sources.base import DraftBudget
@@ -51,6 +53,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         artifact = load_artifact(Path(parameter(config, "artifact_dir")), folders().cache)
+        resolved = load_resolved(Path(args["model_repository"]).parent / RESOLVED)
+        artifact = replace(artifact, resolved=resolved)
         drafting = artifact.resolved.profile.drafting
         self._strategy = drafting.strategy
         self._budget = DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len)
