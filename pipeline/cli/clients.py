@@ -166,13 +166,16 @@ def batch(
     A failed request is in the output with its error, and the exit code is 1. The API key is LOOKAHEAD_API_KEY, else
     OPENAI_API_KEY.
     """
-    from pipeline.bench.report.results import require_other, require_writable
+    from pipeline.bench.report.results import require_writable
     from pipeline.dynamo.openai_batch import failure_text, journal_path, read_batch, read_journal, run_batch
+    from pipeline.files import is_stream
     from pipeline.server.client import KEY_VARIABLE, api_key
 
     asked = read_batch(requests)
-    require_writable(out, requests)
-    require_other(journal_path(out), requests)
+    if is_stream(out):
+        raise RequestError(f"--out is {out}, and the journal of finished requests is beside the output; name a file.")
+    for path in (out, journal_path(out)):
+        require_writable(path, requests)
     journal = read_journal(out)
     if known := sum(request.digest in journal for request in asked):
         output.note(f"{known} requests are done already ({journal_path(out)})")

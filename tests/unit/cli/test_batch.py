@@ -68,6 +68,19 @@ def test_an_output_that_cannot_be_written_is_reported_before_any_request(
     assert not seen_keys
 
 
+@pytest.mark.parametrize("out", ["/dev/stdout", "/dev/null"])
+def test_an_output_without_room_for_a_journal_is_refused(
+    out: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The journal was /dev/stdout.partial: a trace for most users, and for root a file among the devices."""
+    assert run(tmp_path, Path(out), url) == 2
+    assert f"--out is {out}" in capsys.readouterr().err
+    (tmp_path / "out.jsonl.partial").mkdir()
+    assert run(tmp_path, tmp_path / "out.jsonl", url) == 2
+    assert "out.jsonl.partial cannot be written: it is a folder" in capsys.readouterr().err
+    assert not seen_keys
+
+
 def test_the_requests_are_not_taken_for_the_journal(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
