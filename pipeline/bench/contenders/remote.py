@@ -81,8 +81,8 @@ def measured_request(answer: Completion, prompt_ids: IntArray) -> MeasuredReques
     missing = [name for name in ("prompt_ids", "output_ids", "num_steps", "num_draft_tokens") if name not in counted]
     if missing:
         raise ServerError(
-            f"The server's statistics lack {', '.join(missing)}; its {FRONT_MODEL} is of another version than this "
-            "program. Restart it with this version."
+            f"The server's statistics lack {', '.join(missing)}: server.side_channel_safe hides them, or its "
+            f"{FRONT_MODEL} is of another version. Start it without that setting, and with this version."
         )
     if counted["prompt_ids"] != prompt_ids.tolist():
         raise ServerError(

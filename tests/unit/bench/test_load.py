@@ -18,6 +18,7 @@ from pipeline.bench.data.workload import Prompt
 from pipeline.bench.load import MAX_ERROR_KINDS, LoadPlan, LoadResult, percentiles, run_load, summary_of
 from pipeline.errors import RequestError, ServerError
 from pipeline.server.client import Completion, TextQuery
+from pipeline.triton_models.side_channel import without_figures
 from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
 
@@ -147,9 +148,12 @@ def test_a_generation_takes_counts_from_the_server_and_times_from_the_client() -
     assert (generation.seconds, generation.ttft_s, generation.draft_seconds) == (0.5, 0.1, 0.01)
 
 
-def test_a_server_that_does_not_count_is_another_version() -> None:
+def test_a_server_that_does_not_count_is_another_version_or_hides_its_counts() -> None:
     with pytest.raises(ServerError, match="output_ids, num_steps"):
         measured_request(Completion("", None, {"num_draft_tokens": 0}, 0.1), PROMPT_IDS)
+    hidden = without_figures(answer(prompt_ids=[7, 8]).statistics or {})
+    with pytest.raises(ServerError, match=r"lack num_steps, num_draft_tokens: server\.side_channel_safe hides them"):
+        measured_request(Completion("", None, hidden, 0.1), PROMPT_IDS)
 
 
 def test_a_server_of_another_model_is_refused() -> None:
