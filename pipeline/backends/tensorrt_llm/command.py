@@ -150,7 +150,7 @@ def _command_maker(
                     "special character of the shell. Set LOOKAHEAD_ENGINES to a folder with a plain name."
                 )
             words = launch_words(context, server, use_mpi, repository, listening, server_id, verbose_log)
-            return _in_container(resolved, words, {**variables, **in_container}, server_id, folders)
+            return _in_container(resolved, words, {**variables, **in_container}, server_id, folders, repository)
         names, links = plain_names(server_id, repository=repository)
         words = launch_words(context, server, use_mpi, names["repository"], listening, server_id, verbose_log)
         environment = server_environment(folders, Installation(site.executable, "TensorRT-LLM"))
@@ -160,11 +160,17 @@ def _command_maker(
 
 
 def _in_container(
-    resolved: ResolvedConfig, words: Sequence[str], own: Mapping[str, str], server_id: str, folders: Folders
+    resolved: ResolvedConfig,
+    words: Sequence[str],
+    own: Mapping[str, str],
+    server_id: str,
+    folders: Folders,
+    repository: Path,
 ) -> StartCommand:
     traces = trace_variables(resolved.profile.server.otlp_endpoint)
     variables = {"PYTHONPATH": str(CODE), **served_variables(folders), **traces, **own, MARK: server_id}
-    snapshots = [
+    files = [] if repository.is_relative_to(folders.engines) else [repository]
+    files += [
         Path(source.snapshot)
         for source in resolved.profile.drafting.sources
         if isinstance(source, TrieDraftConfig) and source.snapshot is not None and not is_url(source.snapshot)
@@ -174,7 +180,7 @@ def _in_container(
         words,
         name=container_name(server_id),
         writable=[folders.engines],
-        readable=[CODE, folders.home, *folders.engine_folders[1:], *snapshots],
+        readable=[CODE, folders.home, *folders.engine_folders[1:], *files],
         work_dir=folders.home,
         environment=variables,
         options=("--network", "host"),

@@ -194,7 +194,8 @@ def test_without_the_backend_the_server_runs_in_docker_from_an_image_that_is_bui
     assert {"--gpus", "--ipc=host"} <= set(run)
     assert f"{MARK}={server.state.server_id}" in run
     assert f"PYTHONPATH={folders().home}" in run
-    assert f"{snapshot}:{snapshot}:ro" in run
+    for read in (snapshot, tmp_path / "repository"):
+        assert f"{read}:{read}:ro" in run
     inside = run[run.index("lookahead-serving:26.07") + 1 :]
     assert inside[:5] == ["mpirun", "--allow-run-as-root", "-n", "1", "/opt/tritonserver/bin/tritonserver"]
     assert remove == ["rm", "--force", name]
