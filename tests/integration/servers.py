@@ -37,7 +37,7 @@ def prepared(where: Folders, *overrides: str) -> PreparedServer:
 
 
 def with_settings(served: PreparedServer, where: Folders, *overrides: str) -> PreparedServer:
-    """The same engine and repository with other settings of the section `server`, which neither holds."""
+    """The same engine and repository with other settings of the section `server`, for what runs beside the models."""
     return replace(served, resolved=resolve_config("tiny-random-llama", "latency", (*TORCH, *overrides), where=where))
 
 
