@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.decoding.drafting import growth, learning, recent_rows, reliability
+from pipeline.decoding.drafting import growth, learning, proposals, recent_rows, reliability
 from pipeline.decoding.drafting.continuations import store_step
 from pipeline.decoding.planning import planner
 from pipeline.decoding.warm_up import warm_up
@@ -12,9 +12,9 @@ def num_compiled() -> list[int]:
     loops = (
         growth._grow,
         learning._learn,
-        planner._best_nodes,
-        planner._mean_that_pays,
+        planner._best_plan,
         planner._order,
+        proposals._append,
         recent_rows._depths,
         reliability._add,
         store_step,
