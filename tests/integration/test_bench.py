@@ -98,11 +98,11 @@ def test_the_cost_curve_is_stored_with_the_engine(tmp_path: Path) -> None:
     ("arguments", "what"),
     [
         (["--data", "none.jsonl"], "no data file"),
-        (["--data", "DATA", "--strategies", "tree"], "no strategy 'tree'"),
+        (["--data", "DATA", "--strategies", "tree"], "found 'tree'"),
         (["--data", "DATA", "--strategies", "trie,trie"], "twice"),
         (["--data", "DATA", "--concurrency", "0"], "numbers from 1 to 1024"),
         (["--data", "DATA", "--concurrency", "64"], "--set engine.max_batch_size=64"),
-        (["--data", "DATA", "--baselines", "vllm"], "no baseline 'vllm'"),
+        (["--data", "DATA", "--baselines", "vllm"], "found 'vllm'"),
         (["--data", "DATA", "--baselines", "hf", "--temperature", "1"], "baselines are greedy"),
         (["--data", "DATA", "--url", "10.1.2.3:8001"], "--allow-remote"),
         (["--data", "DATA", "--url", "127.0.0.1:1"], "lookahead status"),
