@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -48,20 +47,20 @@ class CostCurve:
         The time is linear between the two nearest measured context lengths. The nearest measured batch size is used,
         since the time depends mostly on the number of tokens.
         """
-        lengths, lines = self._lines[min(self._lines, key=lambda measured: (abs(measured - batch_size), measured))]
-        above = bisect_left(lengths, context_len)
-        low, high = max(above - 1, 0), min(above, len(lengths) - 1)
+        lines = self._lines[min(self._lines, key=lambda measured: (abs(measured - batch_size), measured))]
+        low = max((length for length in lines if length < context_len), default=min(lines))
+        high = min((length for length in lines if length >= context_len), default=low)
         times = _extended(*lines[low], num_tokens)
         if high > low:
-            share = (context_len - lengths[low]) / (lengths[high] - lengths[low])
+            share = (context_len - low) / (high - low)
             times = (1 - share) * times + share * _extended(*lines[high], num_tokens)
         return times
 
     @cached_property
-    def _lines(self) -> dict[int, tuple[list[int], list[tuple[Times, float]]]]:
-        """By batch size: the measured context lengths, ascending. For each of them the times of passes of 0, 1, ...
-        tokens up to the last measured point, and the additional time of each further token."""
-        lines: dict[int, tuple[list[int], list[tuple[Times, float]]]] = {}
+    def _lines(self) -> dict[int, dict[int, tuple[Times, float]]]:
+        """By batch size and context length: times of passes of 0, 1, ... tokens up to the last measured point, and the
+        additional time of each further token."""
+        lines: dict[int, dict[int, tuple[Times, float]]] = {}
         for size, length in sorted({(point.batch_size, point.context_len) for point in self.points}):
             at = [point for point in self.points if (point.batch_size, point.context_len) == (size, length)]
             tokens, seconds = zip(*sorted((point.num_tokens, point.seconds) for point in at), strict=True)
@@ -70,9 +69,7 @@ class CostCurve:
             slope = times[-1] / tokens[-1]
             if len(tokens) > 1:
                 slope = max(slope, (times[-1] - times[-2]) / (tokens[-1] - tokens[-2]))
-            lengths, by_length = lines.setdefault(size, ([], []))
-            lengths.append(length)
-            by_length.append((np.interp(np.arange(tokens[-1] + 1), tokens, times), float(slope)))
+            lines.setdefault(size, {})[length] = np.interp(np.arange(tokens[-1] + 1), tokens, times), float(slope)
         return lines
 
 

@@ -41,7 +41,6 @@ class LeanEngine(SlotEngine):
             warm_up_pass()  # in one thread: numba fails if several threads compile a loop at its first call
         self._team = ThreadTeam(num_threads)
         self._matrices = tables.matrix_table(tensors, plan.num_layers)
-        self._num_logits = int(self._matrices[-1, tables.NUM_BLOCKS]) * LANES
         self._norms = tables.norm_table(tensors, plan.num_layers)
         self._embedding = tables.embedding_table(tensors, _KINDS[plan.kind])
         self._windows = np.asarray(plan.windows, np.int64)
@@ -84,7 +83,8 @@ class LeanEngine(SlotEngine):
         num_rows = len(table.token_ids)
         if num_rows > self._num_kept:
             self._grow_buffers(num_rows)
-        result = LeanLogits(len(wanted), self._num_logits, num_top, self.limits.vocab_size)
+        width = int(self._matrices[-1, tables.NUM_BLOCKS]) * LANES
+        result = LeanLogits(len(wanted), width, num_top, self.limits.vocab_size)
         self._sizes[tables.NUM_ROWS :] = num_rows, len(wanted), matrices_only
         self._counters[:] = 0
         model = self._plan.epsilon, self._matrices, self._norms, self._windows, self._embedding
