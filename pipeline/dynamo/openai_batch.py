@@ -25,7 +25,7 @@ from pipeline.files import try_lock, write_atomically
 from pipeline.json_lines import json_rows, reading
 from pipeline.server.client import is_behind_proxy
 
-_URLS = ("/v1/chat/completions", "/v1/completions")
+_URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 # Pauses before retries: each is twice as long as the one before, up to the longest.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 # Status codes after which a request is sent again.

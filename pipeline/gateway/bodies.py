@@ -26,6 +26,8 @@ MAX_VALUES = 1 << 19
 _LATE_S = 1.0
 # Range of the integer datatypes of tensors.
 _INTEGERS = range(-(1 << 63), 1 << 64)
+# Longest value in a message, in characters.
+_SHOWN = 60
 Receive = Callable[[], Awaitable[Any]]
 Json = dict[str, Any]
 
@@ -100,6 +102,12 @@ def parse_json(body: bytes) -> Json:
 def write_json(value: Json) -> bytes:
     """Serialize a JSON object to UTF-8."""
     return pydantic_core.to_json(value)
+
+
+def shown(value: Any) -> str:
+    """A value of a body for a message: its JSON, shortened."""
+    text = pydantic_core.to_json(value).decode()
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _check(value: Any) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from pipeline.gateway.bodies import Json, parse_json, write_json
+from pipeline.gateway.bodies import Json, parse_json, shown, write_json
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
 from pipeline.request_ids import SentId, unique_id
@@ -26,7 +26,6 @@ _RANGES = {
     for sign in ("", "U")
     for bits in (8, 16, 32, 64)
 }
-_SHOWN = 60
 
 
 class Checked(NamedTuple):
@@ -110,7 +109,7 @@ def check_tensor_types(value: Json, types: Types) -> None:
     for name in value.keys() & types.keys():
         for item in _items(value[name]):
             if (wanted := _fault(item, types[name])) is not None:
-                raise Refusal(400, f"{name} is {_short(item)}; it must be {wanted}")
+                raise Refusal(400, f"{name} is {shown(item)}; it must be {wanted}")
 
 
 def _items(value: Any) -> Iterator[Any]:
@@ -131,8 +130,3 @@ def _fault(item: Any, datatype: str) -> str | None:
         low, high = _RANGES[datatype]
         return None if type(item) is int and low <= item <= high else f"a whole number in {low} .. {high}"
     return None if type(item) in (int, float) else "a number"
-
-
-def _short(item: Any) -> str:
-    text = repr(item) if item is not None else "null"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

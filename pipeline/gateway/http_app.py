@@ -21,13 +21,14 @@ from pipeline.gateway.front_end import FrontEndRequest, refusal_of_prompt
 from pipeline.gateway.generate_body import NUM_CHOICES, Types, checked_generate, types_of
 from pipeline.gateway.infer_body import checked_infer
 from pipeline.gateway.metrics_page import metrics_page
-from pipeline.gateway.openai_body import checked_openai
+from pipeline.gateway.openai_body import CheckedChoices, checked_openai, checked_responses
 from pipeline.gateway.openai_fields import Endpoint
-from pipeline.gateway.openai_output import forward_openai
+from pipeline.gateway.openai_output import ChoicesOutput, Output, forward_openai
 from pipeline.gateway.openapi_page import PAGE
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.request_headers import key_of, session_headers, timeout_of, trace_headers
 from pipeline.gateway.response_writer import JSON, ResponseWriter, Style
+from pipeline.gateway.responses_output import ResponsesOutput
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import OPENAI_WEIGHT, Tenant, Tenants
 from pipeline.gateway.upstream import HEADER_LENGTH, Transport, Unreachable, Upstream, UpstreamRequest
@@ -35,7 +36,13 @@ from pipeline.gateway.upstream_errors import TOO_LONG_CODE, logger, refusal_of, 
 
 _GET, _POST = ("GET", "HEAD"), ("POST",)
 _VERBS = ("generate", "generate_stream", "infer")
-_OPENAI_POSTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+# Paths of the front end, and the checks of the gateway's own paths.
+_PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+Check = Callable[[bytes, Tenant, str | None], CheckedChoices]
+_CHECKS: dict[str, Check] = {
+    **{path: partial(checked_openai, endpoint) for endpoint, path in _PATHS.items()},
+    "/v1/responses": checked_responses,
+}
 # Readiness of Triton and of the OpenAI front end, without a key: for load balancers.
 _HEALTH = "/health"
 # Time limit of requests that run no model.
@@ -88,8 +95,8 @@ class HttpGateway:
         routes = []
         if self._spec.openai_port is not None:  # first, because routes are tried in this order
             routes += [
-                Route(path, Handler("openai", partial(self._completion, path, endpoint), _POST))
-                for path, endpoint in _OPENAI_POSTS.items()
+                Route(path, Handler("openai", partial(self._completion, check), _POST))
+                for path, check in _CHECKS.items()
             ]
         routes += [
             self._get("/v2/health/live", self._health),
@@ -204,10 +211,10 @@ class HttpGateway:
         except (Unreachable, TimeoutError) as error:
             raise unavailable() from error
 
-    async def _completion(self, path: str, endpoint: Endpoint, request: Request, answer: ResponseWriter) -> None:
+    async def _completion(self, check: Check, request: Request, answer: ResponseWriter) -> None:
         tenant = self._tenant(request)
         body = await self._body(request)
-        checked = checked_openai(body, endpoint, tenant, self._deployments.current.spec.tool_call_parser)
+        checked = check(body, tenant, self._deployments.current.spec.tool_call_parser)
         timeout_s = timeout_of(request, self._spec.config.request_timeout_s)
         headers = JSON | trace_headers(request) | session_headers(request, tenant, checked.conversation)
         # The worker derives the seed of a request without one from the request id, so each choice needs its own id.
@@ -224,14 +231,14 @@ class HttpGateway:
                 FrontEndRequest(
                     targets=[_openai(deployment)],
                     method="POST",
-                    path=path,
+                    path=_PATHS[checked.endpoint],
                     body=choice,
                     headers=headers,
                     timeout_s=timeout_s,
                     request_id=own_id,
                     triton_status=partial(self._triton_status, deployment),
                     is_served=checked.model == deployment.spec.model,
-                    renderer=renderer if endpoint == "chat" else None,
+                    renderer=renderer if checked.endpoint == "chat" else None,
                     is_whole=checked.is_whole,
                     listed_s=deployment.spec.listed_s,
                 )
@@ -241,9 +248,11 @@ class HttpGateway:
                 refusal = await refusal_of_prompt(self._transport, renderer, requests[0].body)
                 if refusal is not None and refusal.code == TOO_LONG_CODE:
                     raise refusal
-            await forward_openai(
-                self._transport, requests, request.receive, answer, checked.rewrites, checked.num_prompts
-            )
+            if checked.response_head is None:
+                output: Output = ChoicesOutput(answer, len(requests), checked.rewrites, checked.is_whole)
+            else:
+                output = ResponsesOutput(answer, checked.response_head, checked.rewrites, checked.is_whole)
+            await forward_openai(self._transport, requests, request.receive, output, checked.num_prompts)
 
     async def _models(self, request: Request, answer: ResponseWriter) -> None:
         self._tenant(request)

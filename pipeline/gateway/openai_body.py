@@ -12,6 +12,7 @@ from pipeline.gateway.bodies import Json, parse_json, write_json
 from pipeline.gateway.generate_body import positive
 from pipeline.gateway.openai_fields import Endpoint, for_front_end
 from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.responses_request import chat_request, response_head
 from pipeline.gateway.rewriting import Rewrite, alternatives, log_probs, move_figures, with_null_content, with_nulls
 from pipeline.gateway.tenants import Tenant
 
@@ -22,11 +23,13 @@ _SEEDS, _SMALLEST_SEED = 1 << 64, -(1 << 63)
 
 
 class CheckedChoices(NamedTuple):
-    """A checked request. requests: a request to forward for each choice. max_tokens: limit of the output of one choice;
-    None if the request sets none. model: the client's `model` field. conversation: id of the conversation, the same in
-    all turns but the first, where it is None. rewrites: changes to the response. num_prompts: prompts of each request.
-    is_whole: whether the client requests a whole response; the forwarded requests ask for streams."""
+    """A checked request. endpoint: of the front end. requests: a request to forward for each choice. max_tokens: limit
+    of the output of one choice; None if the request sets none. model: the client's `model` field. conversation: id of
+    the conversation, the same in all turns but the first, where it is None. rewrites: changes to the response.
+    num_prompts: prompts of each request. is_whole: whether the client requests a whole response; the forwarded requests
+    ask for streams. response_head: see `responses_request`; None unless the request is one of the Responses API."""
 
+    endpoint: Endpoint
     requests: list[Json]
     max_tokens: int | None
     model: object
@@ -34,6 +37,7 @@ class CheckedChoices(NamedTuple):
     rewrites: Sequence[Rewrite] = ()
     num_prompts: int = 1
     is_whole: bool = False
+    response_head: Json | None = None
 
     @property
     def bodies(self) -> list[bytes]:
@@ -42,11 +46,24 @@ class CheckedChoices(NamedTuple):
 
 
 def checked_openai(
-    body: bytes, endpoint: Endpoint, tenant: Tenant, tool_call_parser: str | None = None
+    endpoint: Endpoint, body: bytes, tenant: Tenant, tool_call_parser: str | None = None
 ) -> CheckedChoices:
     """Check a request and set the tenant's namespace. A client chooses a namespace with the annotation "namespace:NAME"
     in `nvext.annotations`, or with `cache_salt`. tool_call_parser: see `for_front_end`. Raises Refusal (400)."""
+    return _checked(endpoint, parse_json(body), tenant, tool_call_parser)
+
+
+def checked_responses(body: bytes, tenant: Tenant, tool_call_parser: str | None = None) -> CheckedChoices:
+    """As `checked_openai`, for the Responses API: a request is forwarded as one of the chat API."""
     value = parse_json(body)
+    try:
+        chat = chat_request(value)
+    except RequestError as error:
+        raise Refusal(400, str(error)) from error
+    return _checked("chat", chat, tenant, tool_call_parser)._replace(response_head=response_head(value))
+
+
+def _checked(endpoint: Endpoint, value: Json, tenant: Tenant, tool_call_parser: str | None) -> CheckedChoices:
     num_choices = _num_choices(value.pop("n", None))
     max_tokens = positive(value.get("max_completion_tokens")) or positive(value.get("max_tokens"))
     try:
@@ -77,7 +94,7 @@ def checked_openai(
         rewrites.append(move_figures)
     num_prompts = _num_prompts(value.get("prompt"))
     return CheckedChoices(
-        requests, max_tokens, value.get("model"), _conversation(value), rewrites, num_prompts, is_whole
+        endpoint, requests, max_tokens, value.get("model"), _conversation(value), rewrites, num_prompts, is_whole
     )
 
 

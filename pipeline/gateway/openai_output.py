@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
@@ -24,17 +24,25 @@ _EXTENSION = "nvext"
 _NUM_CONCURRENT = 32
 
 
+class Output(Protocol):
+    """Sends the response to the client."""
+
+    async def add(self, number: int, chunk: Json | bytes) -> None:
+        """Add a chunk of a choice, or an event without JSON."""
+
+    async def finish(self) -> None:
+        """End the response after the end of all choices."""
+
+
 async def forward_openai(
     transport: Transport,
     requests: Sequence[FrontEndRequest],
     receive: Receive,
-    answer: ResponseWriter,
-    rewrites: Sequence[Rewrite],
+    output: Output,
     num_prompts: int,
 ) -> None:
     """Forward the requests of all choices and send the response. If one request fails or the client disconnects, cancel
     all. num_prompts: of each request. Raises Refusal."""
-    output = _Output(answer, len(requests), rewrites, requests[0].is_whole)
     refusals: list[Refusal] = []
     places = asyncio.Semaphore(max(1, _NUM_CONCURRENT // num_prompts))
 
@@ -63,7 +71,7 @@ async def forward_openai(
         await output.finish()
 
 
-class _Output:
+class ChoicesOutput:
     """The response to the client, of one choice or joined from several."""
 
     def __init__(self, answer: ResponseWriter, num_choices: int, rewrites: Sequence[Rewrite], is_whole: bool) -> None:

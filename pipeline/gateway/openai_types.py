@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import reprlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from pipeline.errors import RequestError
+from pipeline.gateway.bodies import shown
 
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 _Word = Annotated[str, Field(min_length=1)]
@@ -66,7 +65,7 @@ def check_openai_types(body: Mapping[str, Any], endpoint: Literal["chat", "compl
         try:
             kind.validate_python(body[name], strict=True)
         except ValidationError as error:
-            raise RequestError(f"{name} must be {description}; found {_shown(body[name])}") from error
+            raise RequestError(f"{name} must be {description}; found {shown(body[name])}") from error
     if endpoint == "chat":
         _check_messages(body.get("messages", []))
 
@@ -79,7 +78,7 @@ def _check_messages(messages: object) -> None:
             raise RequestError(f'messages[{number}] must be an object, such as {{"role": "user", "content": "Hello"}}')
         role, content = message.get("role"), message.get("content")
         if role not in _ROLES:
-            raise RequestError(f"messages[{number}].role must be one of {', '.join(_ROLES)}; found {_shown(role)}")
+            raise RequestError(f"messages[{number}].role must be one of {', '.join(_ROLES)}; found {shown(role)}")
         if role not in ("assistant", "function") and not isinstance(content, str | list):
             raise RequestError(f"messages[{number}].content must be a text or a list of parts")
         for place, part in enumerate(content if isinstance(content, list) else []):
@@ -88,9 +87,4 @@ def _check_messages(messages: object) -> None:
                 raise RequestError(f'messages[{number}].content[{place}] must be {{"type": "text", "text": "..."}}')
         for name, (type_, description) in _OF_MESSAGE.items():
             if not isinstance(message.get(name), type_ | None):
-                raise RequestError(f"messages[{number}].{name} must be {description}; found {_shown(message[name])}")
-
-
-def _shown(value: object) -> str:
-    """A JSON value for a message, shortened."""
-    return json.dumps(value) if isinstance(value, int | float | None) else reprlib.repr(value)
+                raise RequestError(f"messages[{number}].{name} must be {description}; found {shown(message[name])}")

@@ -101,6 +101,14 @@ _SCHEMAS = {
     "Chat": _object(
         ("model", "messages"), model=_TEXT, messages={"type": "array", "minItems": 1, "items": _MESSAGE}, **_OPENAI
     ),
+    "Response": _object(
+        ("model", "input"),
+        model=_TEXT,
+        input={"anyOf": [_TEXT, {"type": "array", "minItems": 1, "items": _MESSAGE}]},
+        instructions=_TEXT,
+        max_output_tokens={"type": "integer", "minimum": 1},
+        stream=_SWITCH,
+    ),
 }
 
 
@@ -152,6 +160,7 @@ _GENERATED, _ANY = {"application/json": _ref("schemas", "Generated")}, {"applica
 _EVENTS = "Server-sent events, each with a piece of the output."
 _INFER = "Inference with tensors (KServe v2), for models with one response."
 _COMPLETED = "The completion, or server-sent events with stream."
+_RESPONSE = "The response, or server-sent events with stream."
 _OF_MODEL = {
     "": _metadata("Triton", "Inputs and outputs of a model.", "Metadata as JSON.", "name", "inputs", "outputs"),
     "/ready": _check("Readiness of a model.", 400, 403, 404, 503),
@@ -168,6 +177,7 @@ _PATHS = {
     "/v1/models": _metadata("OpenAI", "List of the models of the OpenAI API.", "List of models.", "data"),
     "/v1/completions": _post("OpenAI", "Completion", "OpenAI's completions API.", _COMPLETED, _ANY | _STREAM),
     "/v1/chat/completions": _post("OpenAI", "Chat", "OpenAI's chat completions API.", _COMPLETED, _ANY | _STREAM),
+    "/v1/responses": _post("OpenAI", "Response", "OpenAI's Responses API.", _RESPONSE, _ANY | _STREAM),
 }
 PAGE: dict[str, Any] = {
     "openapi": "3.1.0",

@@ -31,15 +31,15 @@ def test_values_that_fit_are_taken(value):
     [
         ({"count": 1 << 31}, r"count is 2147483648; it must be a whole number in -2147483648 \.\. 2147483647"),
         ({"count": 8.5}, "count is 8.5; it must be a whole number"),
-        ({"count": True}, "count is True; it must be a whole number"),
+        ({"count": True}, "count is true; it must be a whole number"),
         ({"count": None}, "count is null; it must be a whole number"),
         ({"seed": -1}, "seed is -1; it must be a whole number in 0"),
         ({"text": 3}, "text is 3; it must be a string"),
         ({"text": ["a", 3]}, "text is 3; it must be a string"),
-        ({"heat": "hot"}, "heat is 'hot'; it must be a number"),
-        ({"heat": True}, "heat is True; it must be a number"),
+        ({"heat": "hot"}, 'heat is "hot"; it must be a number'),
+        ({"heat": True}, "heat is true; it must be a number"),
         ({"flag": 1}, "flag is 1; it must be true or false"),
-        ({"flag": "x" * 1000}, r"flag is 'x{59}\.\.\.; it must be true or false"),
+        ({"flag": "x" * 1000}, r'flag is "x{59}\.\.\.; it must be true or false'),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_with_what_would_be_right(value, sentence):

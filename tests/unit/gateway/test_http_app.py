@@ -116,7 +116,7 @@ def test_request_ids_are_never_the_same():
         ({"content": b'{"a":' + b"[" * 150_000}, 400, "not JSON"),
         ({"content": b"x" * 300_000}, 413, "longer than 200000 bytes"),
         ({"content": b"\x1f\x8b", "headers": {"content-encoding": "gzip"}}, 415, "compressed"),
-        ({"json": {"max_tokens": "x"}}, 400, "max_tokens is 'x'"),
+        ({"json": {"max_tokens": "x"}}, 400, 'max_tokens is "x"'),
         *(
             ({"json": {}, "headers": {"x-request-timeout": invalid}}, 400, f"x-request-timeout is '{invalid}'")
             for invalid in ("soon", "-1", "0", "0e9", "nan", "inf", "1_0", "1e1_0", "0x10")

@@ -17,7 +17,7 @@ def test_the_openai_api_gets_the_tenants_namespace(alice):
         "max_tokens": 5,
     }
 
-    checked = checked_openai(json.dumps(body).encode(), "chat", alice)
+    checked = checked_openai("chat", json.dumps(body).encode(), alice)
 
     assert [json.loads(sent)["nvext"] for sent in checked.bodies] == [
         {
@@ -32,7 +32,7 @@ def test_the_openai_api_gets_the_tenants_namespace(alice):
 @pytest.mark.parametrize("number", [0, -1, 129, 1.0, True, "2"])
 def test_a_number_of_choices_that_is_none_is_refused(alice, number):
     with pytest.raises(Refusal, match=rf"^n is {number!r}; it must be a whole number in 1 \.\. 128") as refused:
-        checked_openai(json.dumps({"n": number}).encode(), "chat", alice)
+        checked_openai("chat", json.dumps({"n": number}).encode(), alice)
 
     assert refused.value.status == 400
 
@@ -41,26 +41,26 @@ def test_a_conversation_is_known_by_its_beginning_from_the_second_turn_on(alice)
     first, answer, second, third = ({"role": role, "content": role} for role in ("user", "assistant", "user", "user"))
 
     def conversation(*messages):
-        return checked_openai(json.dumps({"messages": messages}).encode(), "chat", alice).conversation
+        return checked_openai("chat", json.dumps({"messages": messages}).encode(), alice).conversation
 
     assert conversation(first) is None
     assert conversation(first, answer, second) == conversation(first, answer, second, answer, third) is not None
     assert conversation(first, answer | {"content": "other"}, second) != conversation(first, answer, second)
-    assert checked_openai(b'{"messages": []}', "chat", alice).conversation is None
-    assert checked_openai(b'{"prompt": "Hello"}', "completions", alice).conversation is None
+    assert checked_openai("chat", b'{"messages": []}', alice).conversation is None
+    assert checked_openai("completions", b'{"prompt": "Hello"}', alice).conversation is None
 
 
 @pytest.mark.parametrize("body", [{"nvext": {"cache_salt": "bob"}}, {"cache_salt": "bob"}])
 def test_dynamos_own_word_for_a_namespace_is_the_tenants_too(alice, body):
-    sent = json.loads(checked_openai(json.dumps(body).encode(), "chat", alice).bodies[0])
+    sent = json.loads(checked_openai("chat", json.dumps(body).encode(), alice).bodies[0])
 
     assert "namespace:alice/bob" in sent["nvext"]["annotations"]
     assert "cache_salt" not in {*sent, *sent["nvext"]}
     with pytest.raises(Refusal, match="more than 128 bytes"):
-        checked_openai(json.dumps({"cache_salt": "b" * 129}).encode(), "chat", alice)
+        checked_openai("chat", json.dumps({"cache_salt": "b" * 129}).encode(), alice)
 
 
 @pytest.mark.parametrize("nvext", [3, ["x"], {"annotations": 3}, {"annotations": [3]}])
 def test_annotations_that_are_none_are_refused(alice, nvext):
     with pytest.raises(Refusal):
-        checked_openai(json.dumps({"nvext": nvext}).encode(), "chat", alice)
+        checked_openai("chat", json.dumps({"nvext": nvext}).encode(), alice)

@@ -26,7 +26,7 @@ PART = {"type": "text", "text": "Hello"}
         ({"max_completion_tokens": 1 << 32}, "max_completion_tokens must be a whole number in 1"),
         ({"min_tokens": -2}, "min_tokens must be a whole number in 0"),
         ({"top_logprobs": -1}, "top_logprobs must be a whole number in 0"),
-        ({"stop": ["a", 3]}, r"stop must be a text or a list of texts, none of them empty; found \['a', 3\]"),
+        ({"stop": ["a", 3]}, r'stop must be a text or a list of texts, none of them empty; found \["a",3\]'),
         ({"messages": "Hello"}, "messages must be a list, such as"),
         ({"messages": [MESSAGE, "Hello"]}, r"messages\[1\] must be an object"),
         ({"messages": [{"role": "boss", "content": "Hello"}]}, r"messages\[0\].role must be one of developer, system"),

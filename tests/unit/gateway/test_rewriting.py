@@ -29,7 +29,7 @@ def test_a_chunk_without_them_stays_as_it_is(value: dict[str, Any]) -> None:
 def test_a_choice_of_completions_has_the_members_that_are_null() -> None:
     """The front end leaves them out, and strict clients require them. A chat's choices have them."""
     tenant = Tenant("everyone", "", 1, None)
-    (change,) = checked_openai(b'{"model": "m", "prompt": "a"}', "completions", tenant).rewrites
+    (change,) = checked_openai("completions", b'{"model": "m", "prompt": "a"}', tenant).rewrites
 
     assert change({"choices": [{"index": 0, "text": "a"}, {"index": 1, "text": "b", "finish_reason": "stop"}]}) == {
         "choices": [
@@ -38,7 +38,7 @@ def test_a_choice_of_completions_has_the_members_that_are_null() -> None:
         ]
     }
     assert change({"usage": {}}) == {"usage": {}}
-    assert not checked_openai(b'{"model": "m", "messages": []}', "chat", tenant).rewrites
+    assert not checked_openai("chat", b'{"model": "m", "messages": []}', tenant).rewrites
 
 
 def test_alternatives_of_completions_become_objects_and_tokens_get_their_place_in_the_text() -> None:
@@ -69,7 +69,7 @@ def test_a_completion_without_alternatives_has_each_token_with_its_own_log_proba
 
 def test_tool_calls_of_a_stream_have_no_empty_content() -> None:
     body = {"messages": [], "tools": [{"type": "function", "function": {"name": "f"}}], "stream": True}
-    (change,) = checked_openai(json.dumps(body).encode(), "chat", Tenant("everyone", "", 1, None)).rewrites
+    (change,) = checked_openai("chat", json.dumps(body).encode(), Tenant("everyone", "", 1, None)).rewrites
     call = {"role": "assistant", "content": "", "tool_calls": [{"index": 0}]}
 
     chunk = change({"choices": [{"index": 0, "delta": call}, {"index": 1, "delta": {"content": "a"}}, {"index": 2}]})
