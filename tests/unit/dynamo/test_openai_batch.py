@@ -174,10 +174,11 @@ def test_a_request_that_was_edited_since_is_sent_again(api, tmp_path):
     assert results(out) == [("r0", 200, 7), ("r1", 200, 8)]
 
 
-def test_separators_of_lines_in_a_text_end_no_line(tmp_path):
+@pytest.mark.parametrize("url", ["/v1/completions", "/v1/responses"])
+def test_separators_of_lines_in_a_text_end_no_line(url, tmp_path):
     path = tmp_path / "in.jsonl"
     body = {"prompt": "one\u2028two\x85three"}
-    line = {"custom_id": "a", "url": "/v1/completions", "body": body}
+    line = {"custom_id": "a", "url": url, "body": body}
     path.write_text(json.dumps(line, ensure_ascii=False) + "\n", encoding="utf-8")
 
     assert [request.body for request in read_batch(path)] == [body]
