@@ -36,10 +36,9 @@ import pydantic  # noqa: F401
 import pytest
 import torch  # noqa: F401
 
-from tests.mutation.mutants import Mutant, mutants_of
-from tests.mutation.targets import TARGETS, Target
+from tests.mutation.mutants import Mutant
+from tests.mutation.targets import TARGETS, Target, candidates_of
 
-EQUIVALENT = Path(__file__).with_name("equivalent.json")
 # Limit of a mutant's processor time, relative to the unchanged module: a mutant beyond it counts as detected. The limit
 # of wall time is `_WALL_TIME_FACTOR` times that limit, which machine load does not reach.
 _CPU_TIME_FACTOR, _GRACE_S = 4.0, 10.0
@@ -94,16 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sample(targets: Iterable[Target], size: int, seed: int) -> list[tuple[Target, Mutant]]:
-    """Mutants sampled from all targets, without known equivalent ones. Raises SystemExit if one of these no longer
-    exists."""
-    known = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
-    everything = []
-    for target in targets:
-        mutants = mutants_of(Path(target.module).read_text(encoding="utf-8"))
-        equivalent = known.get(target.module, {})
-        if stale := equivalent.keys() - {mutant.name for mutant in mutants}:
-            raise SystemExit(f"{EQUIVALENT.name}: {target.module} has no longer the mutants {sorted(stale)}")
-        everything += [(target, mutant) for mutant in mutants if mutant.name not in equivalent]
+    """Mutants sampled from all targets."""
+    everything = [(target, mutant) for target in targets for mutant in candidates_of(target)]
     chosen = random.Random(seed).sample(everything, min(size, len(everything)))
     print(f"{len(chosen)} of {len(everything)} mutants", flush=True)
     return chosen

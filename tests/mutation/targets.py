@@ -1,9 +1,15 @@
-"""The mutated modules, with the tests of each."""
+"""The mutated modules, with the tests of each, and their mutants."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
+
+from tests.mutation.mutants import Mutant, mutants_of
+
+EQUIVALENT = Path(__file__).with_name("equivalent.json")
 
 
 class Target(NamedTuple):
@@ -86,3 +92,13 @@ TARGETS = (
     ),
     Target("pipeline/backends/tensorrt_llm/readback.py", ("tests/unit/backends/tensorrt_llm/test_readback.py",)),
 )
+
+
+def candidates_of(target: Target) -> list[Mutant]:
+    """All mutants of a module except those that are known to change nothing. Raises ValueError if one of these does not
+    exist any more."""
+    mutants = mutants_of(Path(target.module).read_text(encoding="utf-8"))
+    equivalent = json.loads(EQUIVALENT.read_text(encoding="utf-8")).get(target.module, {})
+    if gone := equivalent.keys() - {mutant.name for mutant in mutants}:
+        raise ValueError(f"{EQUIVALENT.name}: {target.module} has no longer the mutants {sorted(gone)}")
+    return [mutant for mutant in mutants if mutant.name not in equivalent]
