@@ -265,7 +265,7 @@ def test_drafts_save_their_tokens_less_the_time_that_they_add_to_a_pass(draft_se
     for _ in range(60):
         (sent,) = planner.plan([item(0.5, 0.4)._replace(names=names, draft_seconds=draft_seconds)], 64)
         assert len(sent) == 2
-    assert planner.drafting_pays(names) is pays
+    assert planner.drafting_pays(names) == pays
 
 
 def test_the_time_of_drafting_is_compared_with_the_measured_time_of_a_pass() -> None:
