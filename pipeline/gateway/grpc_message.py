@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 
 from pipeline.gateway.generate_body import MAX_TOKENS, NAMESPACE, NUM_CHOICES, positive
-from pipeline.gateway.infer_body import bytes_element, refuse_parameters, refuse_rows
+from pipeline.gateway.infer_body import bytes_element, refuse_parameters, refuse_shape
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
 from pipeline.request_ids import SentId
@@ -31,6 +31,8 @@ def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> tuple[i
     number of outputs. Raises Refusal (400)."""
     for tensor in (*request.inputs, *request.outputs):
         refuse_parameters(tensor.name, tensor.parameters)
+    for tensor in request.inputs:
+        refuse_shape(tensor.name, tensor.shape, has_one_row=sets_namespace)
     if any("\0" in name for name in (request.id, *(tensor.name for tensor in (*request.inputs, *request.outputs)))):
         raise Refusal(400, "the id or the name of a tensor has the character U+0000, at which Triton would cut it off")
     is_raw = bool(request.raw_input_contents)
@@ -47,8 +49,6 @@ def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> tuple[i
     )
     request.id = SentId(tenant.prefix, request.id).text
     if sets_namespace:
-        for tensor in request.inputs:
-            refuse_rows(tensor.name, tensor.shape)
         _set_namespace(request, tenant, indices.get(NAMESPACE), is_raw)
     return max_tokens, num_choices or 1
 

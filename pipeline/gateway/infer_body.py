@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from pipeline.gateway.bodies import Json, parse_json, write_json
@@ -33,6 +35,9 @@ _SHARED_MEMORY = "shared_memory_region"
 _CLASSIFICATION = "classification"
 # Limit of the digits of a length, as in h11: Python refuses to convert thousands.
 _MAX_DIGITS = 20
+# Limit of an input's elements, more than any body holds. A tritonserver (2.51) takes the byte size of [1, 1 << 62] for
+# 0, and then the process of the model dies.
+_MAX_ELEMENTS = 1 << 31
 
 
 def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types: Types) -> Checked:
@@ -50,6 +55,8 @@ def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types:
     outputs = _tensors(value, "outputs") if "outputs" in value else []
     for tensor in (*inputs, *outputs):
         refuse_parameters(tensor["name"], _parameters(tensor))
+    for tensor in inputs:
+        refuse_shape(tensor["name"], tensor.get("shape"), has_one_row=NAMESPACE in types)
     blocks = _blocks(inputs, tail)
     numbers = {
         tensor["name"]: positive(single(_data(tensor, block)))
@@ -57,8 +64,6 @@ def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types:
         if tensor["name"] in (MAX_TOKENS, NUM_CHOICES)
     }
     if NAMESPACE in types:
-        for tensor in inputs:
-            refuse_rows(tensor["name"], tensor.get("shape"))
         asked = next((_text(tensor, block) for tensor, block in blocks if tensor["name"] == NAMESPACE), "")
         blocks = [(tensor, block) for tensor, block in blocks if tensor["name"] != NAMESPACE]
         name = {"name": NAMESPACE, "datatype": "BYTES", "shape": [1, 1], "data": [tenant.namespace(asked)]}
@@ -92,10 +97,15 @@ def refuse_parameters(name: str, parameters: Container[str]) -> None:
         raise Refusal(400, f"{name[:80]} cannot be classified: this server generates text")
 
 
-def refuse_rows(name: str, shape: Any) -> None:
-    """Raise Refusal (400) for an input with several rows: a request to our models has one, as its namespace has."""
-    if shape and isinstance(shape, Sequence) and type(shape[0]) is int and shape[0] > 1:
-        raise Refusal(400, f"{name[:80]} has {shape[0]} rows; send each row as a request of its own")
+def refuse_shape(name: str, shape: Any, has_one_row: bool) -> None:
+    """Raise Refusal (400) for an input with a negative size, too many elements or, with has_one_row, several rows: a
+    request to our models has one row, as its namespace has. Triton refuses a shape that is no list of integers."""
+    sizes = [size for size in shape if type(size) is int] if isinstance(shape, Sequence) else []
+    products = accumulate((size or 1 for size in sizes), mul)
+    if any(not 0 < product <= _MAX_ELEMENTS for product in products):
+        raise Refusal(400, f"{name[:80]} has the shape {sizes!r:.80}, which no data has; send the shape of its data")
+    if has_one_row and sizes and sizes[0] > 1:
+        raise Refusal(400, f"{name[:80]} has {sizes[0]} rows; send each row as a request of its own")
 
 
 def _parameters(tensor: Json) -> Json:

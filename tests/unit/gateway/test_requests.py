@@ -148,6 +148,25 @@ def test_shared_memory_classification_and_rows_over_grpc_are_refused(alice):
             check_request(request, alice, True)
 
 
+@pytest.mark.parametrize("models_of_ours", [True, False])
+@pytest.mark.parametrize("shape", [[1, 1 << 62], [1, -(1 << 62)], [1 << 62, 0], [1, 1 << 31, 1 << 31], [-1, 1]])
+def test_a_shape_that_no_data_has_is_refused(alice, shape, models_of_ours):
+    """Its byte size overflows to that of no data in a tritonserver, whose process of the model then dies."""
+    request = pb.ModelInferRequest(model_name=FRONT_MODEL)
+    request.inputs.add(name="input_ids", shape=shape)
+    value = {"inputs": [{"name": "input_ids", "shape": shape, "parameters": {"binary_data_size": 0}}]}
+
+    with pytest.raises(Refusal, match="which no data has"):
+        check_request(request, alice, models_of_ours)
+    with pytest.raises(Refusal, match="which no data has"):
+        checked_infer(json.dumps(value).encode(), None, alice, TYPES if models_of_ours else {})
+
+
+@pytest.mark.parametrize("shape", [[1, 1 << 31], [1, 0], [], None, "x", [0.5, "x"], [True]])
+def test_other_shapes_are_left_to_triton(alice, shape):
+    checked_infer(json.dumps({"inputs": [{"name": "x", "shape": shape, "data": []}]}).encode(), None, alice, TYPES)
+
+
 @pytest.mark.parametrize("field", ["id", "input", "output"])
 def test_what_triton_would_cut_off_is_refused(alice, field):
     """Triton ends a text at U+0000: an id then lacks the suffix by which the gateway stops the request."""
