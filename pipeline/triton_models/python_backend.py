@@ -24,6 +24,10 @@ from pipeline.errors import (
 from pipeline.triton_models.abandoned_calls import end_server_after_abandoned_call
 from pipeline.triton_models.tensors import Array, Tensors
 
+# Characters of an error, which may quote the request. gRPC sends it in a header: of one over 8 KiB clients may see
+# "received metadata size exceeds hard limit" instead, and a character takes up to 12 bytes there.
+_LONGEST_ERROR = 500
+
 
 def parameter(config: Mapping[str, Any], name: str, default: str | None = None) -> str:
     """Value of a parameter in a parsed config.pbtxt. Raises RepositoryError if it is missing and has no default."""
@@ -154,16 +158,17 @@ def response_of(tensors: Mapping[str, Array]) -> Any:
 
 def error_response(error: Exception) -> Any:
     """Error response with a code: UNAVAILABLE (503) to retry later, INVALID_ARG (400) for a request to correct,
-    INTERNAL (500) for a bug."""
+    INTERNAL (500) for a bug. A long message is cut."""
     import triton_python_backend_utils as pb_utils
 
     kind = pb_utils.TritonError
     if not isinstance(error, UserError):
-        return pb_utils.InferenceResponse(error=kind(f"{FAULT}{error!r}", kind.INTERNAL))
-    if isinstance(error, BusyError):
-        return pb_utils.InferenceResponse(error=kind(str(error), kind.UNAVAILABLE))
-    sentence = refused(str(error)) if isinstance(error, RequestError) else str(error)
-    return pb_utils.InferenceResponse(error=kind(sentence, kind.INVALID_ARG))
+        code, sentence = kind.INTERNAL, f"{FAULT}{error!r}"
+    elif isinstance(error, BusyError):
+        code, sentence = kind.UNAVAILABLE, str(error)
+    else:
+        code, sentence = kind.INVALID_ARG, refused(str(error)) if isinstance(error, RequestError) else str(error)
+    return pb_utils.InferenceResponse(error=kind(sentence[:_LONGEST_ERROR], code))
 
 
 def request_error(error: Any) -> Exception:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import urllib.parse
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import ClassVar
@@ -188,6 +189,14 @@ def test_a_question_in_another_thread_never_meets_the_last_response():
 )
 def test_an_error_has_the_code_that_says_what_to_do(error, sentence, code):
     assert error_response(error) == Error(sentence, code)
+
+
+def test_a_long_error_is_cut_because_grpc_sends_it_in_a_header():
+    """A client of gRPC saw "received metadata size exceeds hard limit" for a grammar of 20 KB that was quoted."""
+    sent = error_response(RequestError("the grammar is 😀" + "😀shm" * 9000))
+
+    assert sent.message().startswith("request refused: the grammar is 😀")
+    assert len(urllib.parse.quote(sent.message())) < 8192
 
 
 def test_the_targets_error_is_passed_on_in_its_own_words_and_kind():
