@@ -29,7 +29,7 @@ _IN_SCHEMA = re.compile(r"\b(?:Pointer|Resource) '[^']*'")
 # Phrases of Dynamo and of Triton's model for a prompt that is too long, and the code of OpenAI's API.
 _TOO_LONG = re.compile(r"maximum context length|the first \d+ characters of the prompt have more than")
 TOO_LONG_CODE = "context_length_exceeded"
-_UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to parse the request)")
+_UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to (?:parse the request|get request params))")
 _PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', |Validation: )+")
 # End of Triton's refusal of a request for one response by a model with streams, and the remedy.
 _ONE_RESPONSE = "models with decoupled transaction policy"

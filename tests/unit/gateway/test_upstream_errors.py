@@ -21,6 +21,7 @@ SENTENCE = "max_tokens is -8; it must be at least 1"
         (400, "[request id: 3] Exceeds maximum queue size", 503, "Exceeds maximum queue size"),
         (400, "the server is being stopped or exchanged for another", 503, "the server is being"),
         (500, "Unable to parse 'data': attempt to access JSON non-number", 400, "Unable to parse 'data'"),
+        (500, "failed to get request params.: attempt to get members for non-object", 400, "get request params"),
         (500, "failed to parse the request JSON buffer: Invalid value. at 0", 400, "failed to parse the request"),
         (400, "prompts with and/or without <|im_start|> are fine", 400, "and/or without <|im_start|>"),
         (400, "no guide: Pointer '/definitions/a/b' does not exist", 400, "'/definitions/a/b'"),
