@@ -77,7 +77,7 @@ class Tenant:
         the name is too long, or if the tenant has used max_namespaces others."""
         if len(asked.encode(errors="surrogatepass")) > MAX_NAMESPACE_BYTES:
             raise Refusal(400, f"namespace has more than {MAX_NAMESPACE_BYTES} bytes")
-        if self.max_namespaces is not None and asked not in self._namespaces:
+        if self.max_namespaces is not None and asked and asked not in self._namespaces:
             if len(self._namespaces) >= self.max_namespaces:
                 raise Refusal(
                     400, f"namespace {asked[:40]!r} exceeds the limit of {self.max_namespaces}; use an earlier one"

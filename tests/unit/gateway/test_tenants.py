@@ -80,6 +80,7 @@ def test_number_and_length_of_namespaces_are_bounded():
     with pytest.raises(Refusal, match="more than 128 bytes"):
         tenant.namespace("é" * (MAX_NAMESPACE_BYTES // 2 + 1))
     assert tenant.namespace("x") == "a/x"
+    assert tenant.namespace("") == "a/", "a request without a namespace is none of the names"
 
 
 def test_requests_at_once_are_limited_per_tenant_and_in_all():
