@@ -47,7 +47,7 @@ TENSORRT_LLM_INPUTS = (
     _input("max_draft_tokens", "INT32", scalar=True),
     # As min_p of `lookahead_bls`.
     _input("runtime_min_p", "FP32", scalar=True),
-    # Tokens that are banned among the first min_tokens, as end_id is. For models with several end tokens.
+    # Tokens that are banned among the first min_tokens, as end_id is: further end tokens, special tokens as stop words.
     _input("late_ids", "INT32", (-1,)),
     # Tokens that end the output, as end_id does. For a guide, which allows end tokens only at its end.
     _input("end_ids", "INT32", (-1,)),

@@ -73,10 +73,12 @@ def call_tensors(
 
 
 def late_ids(request: TextRequest, num_output_tokens: int) -> list[int]:
-    """End tokens that the target does not receive as its end token, while min_tokens bans them; none afterwards."""
-    if num_output_tokens >= request.generation.min_new_tokens or request.end_id is None:
+    """End tokens that the target does not receive as its end token, and stop words that are a special token, while
+    min_tokens bans them; none afterwards."""
+    generation = request.generation
+    if num_output_tokens >= generation.min_new_tokens:
         return []
-    return sorted(request.generation.end_ids - {request.end_id})
+    return sorted((generation.end_ids - {request.end_id}).union(*generation.stop_sequences))
 
 
 def stop_tokens(request: TextRequest) -> list[tuple[int, ...]]:

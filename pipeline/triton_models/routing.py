@@ -142,5 +142,5 @@ def not_for_lookahead(request: GenerationRequest) -> Iterator[str]:
             yield name
     if sampling.embedding_bias is not None:
         yield "embedding_bias"
-    if request.min_new_tokens and len(request.end_ids) > 1:
-        yield "min_tokens (the model ends at several tokens)"
+    if request.min_new_tokens and (len(request.end_ids) > 1 or request.stop_sequences):
+        yield "min_tokens (the output ends at several tokens)"

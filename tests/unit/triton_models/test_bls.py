@@ -129,6 +129,21 @@ def test_min_tokens_holds_where_a_model_ends_at_several_tokens():
             assert statistics_of(run_in(bls, asked))["output_ids"] == expected
 
 
+@pytest.mark.parametrize("end_id", [END_ID, -1])
+def test_min_tokens_holds_for_a_stop_word_that_is_a_special_token(end_id):
+    for prompt in PROMPTS:
+        ends = frozenset({end_id} - {-1})
+        special = next(token for token in expected_ids(prompt, 40, frozenset()) if token != END_ID)
+        codec = letter_codec()
+        codec.special_ids = frozenset({special})
+        bls = Bls(small_config(), codec, [TableTarget()])
+        expected = expected_ids(prompt, 40, ends | {special}, 20)
+        asked = {"end_id": end_id, "stop_words": [letters([special])], "min_tokens": 20, "return_statistics": True}
+        for strategy in STRATEGIES:
+            answers = run_in(bls, text_tensors(prompt, 40, strategy=strategy, **asked))
+            assert statistics_of(answers)["output_ids"] == expected
+
+
 @pytest.mark.parametrize("strategy", ["none", "trie"])
 def test_a_stop_word_ends_the_output_is_not_shown_and_ends_the_engines_work(strategy):
     target = TableTarget()

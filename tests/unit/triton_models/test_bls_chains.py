@@ -273,9 +273,12 @@ def test_min_tokens_hold_for_end_tokens_that_tensorrt_llm_does_not_get(strategy)
     """It can ban them for a whole call only, so a call that bans them ends where they are allowed."""
     for prompt in PROMPTS:
         ends = frozenset({END_ID, *expected_ids(prompt, 40)[4:7]})
-        bls, _ = strict_bls("trie", codec=letter_codec(ends))
+        words = [letters([token]) for token in ends]  # those of a model, or special tokens as stop words
         expected = expected_ids(prompt, 40, ends, 19)
-        assert ids_of(bls, prompt, 40, strategy=strategy, min_tokens=19) == expected
+        for codec, stop_words in ((letter_codec(ends), [""]), (letter_codec(), words)):
+            codec.special_ids = ends
+            bls, _ = strict_bls("trie", codec=codec)
+            assert ids_of(bls, prompt, 40, strategy=strategy, min_tokens=19, stop_words=stop_words) == expected
 
 
 @pytest.mark.parametrize("strategy", ["none", "trie"])

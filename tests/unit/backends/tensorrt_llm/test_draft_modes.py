@@ -89,9 +89,11 @@ def test_what_a_lookahead_engine_would_not_apply_is_named():
 
 
 def test_min_tokens_hold_for_the_one_end_token_that_a_lookahead_engine_knows():
-    def named(*end_ids: int) -> list[str]:
-        prompt = np.asarray([1], np.int32)
-        return list(not_for_lookahead(GenerationRequest("r", prompt, 8, min_new_tokens=4, end_ids=frozenset(end_ids))))
+    def named(*end_ids: int, stops: tuple[tuple[int, ...], ...] = ()) -> list[str]:
+        prompt, ends = np.asarray([1], np.int32), frozenset(end_ids)
+        request = GenerationRequest("r", prompt, 8, min_new_tokens=4, end_ids=ends, stop_sequences=stops)
+        return list(not_for_lookahead(request))
 
     assert named(1) == []
-    assert named(1, 2) == ["min_tokens (the model ends at several tokens)"]
+    assert named(1, stops=((2,),)) == ["min_tokens (the output ends at several tokens)"]
+    assert named(1, 2) == ["min_tokens (the output ends at several tokens)"]
