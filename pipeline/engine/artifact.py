@@ -96,11 +96,14 @@ def artifacts_of(folders: Folders, model: str) -> list[Path]:
     return [path.parent for root in folders.engine_folders for path in sorted((root / model).glob(f"*/{MANIFEST}"))]
 
 
-def load_artifact(folder: Path, cache_dir: Path, *, check_runnable: bool = True) -> Artifact:
+def load_artifact(
+    folder: Path, cache_dir: Path, *, resolved: ResolvedConfig | None = None, check_runnable: bool = True
+) -> Artifact:
     """Read and check an artifact. Raises BuildError with the reason and the command that fixes it.
 
     Every file's size and SHA-256 are compared. The hash of a large file is cached in cache_dir until the file changes
-    (see `hashing`). check_runnable: also compare its libraries and device with those of this machine.
+    (see `hashing`). resolved: the settings of a model repository, used instead of the artifact's. check_runnable: also
+    compare its libraries and device with those of this machine.
     """
     remedy = f"Build it with `lookahead engine --model {folder.parent.name} --profile {folder.name}`."
     if not (folder / MANIFEST).is_file():
@@ -109,7 +112,7 @@ def load_artifact(folder: Path, cache_dir: Path, *, check_runnable: bool = True)
     again = f"Build it again with `lookahead engine --model {manifest.model} --profile {manifest.profile} --force`."
     _check_files(folder, manifest, cache_dir, again)
     try:
-        resolved = load_resolved(folder / RESOLVED)
+        resolved = resolved or load_resolved(folder / RESOLVED)
     except ConfigError as error:
         raise BuildError(f"{folder / RESOLVED} was written by another version of this program. {again}") from error
     if (manifest.model, manifest.profile) != (resolved.model.name, resolved.profile.name):

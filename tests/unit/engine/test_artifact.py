@@ -106,6 +106,14 @@ def test_an_engine_of_another_environment_is_refused_unless_it_is_only_read(
     assert load_artifact(built, where.cache, check_runnable=False).resolved == tiny()
 
 
+def test_a_servers_settings_replace_those_of_the_artifact(
+    built: Path, where: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("pipeline.engine.artifact.load_resolved")
+    settings = tiny().with_settings("scheduling", max_queue_size=3)
+    assert load_artifact(built, where.cache, resolved=settings).resolved == settings
+
+
 def test_a_missing_library_is_a_sentence() -> None:
     with pytest.raises(BuildError, match="needs the package no-such-package"):
         library_versions("torch", ("no-such-package",))

@@ -52,16 +52,16 @@ class _Request:
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
-        artifact = load_artifact(Path(parameter(config, "artifact_dir")), folders().cache)
+        folder = Path(parameter(config, "artifact_dir"))
         resolved = load_resolved(Path(args["model_repository"]).parent / RESOLVED)
-        artifact = replace(artifact, resolved=resolved)
-        drafting = artifact.resolved.profile.drafting
+        artifact = load_artifact(folder, folders().cache, resolved=resolved)
+        drafting = resolved.profile.drafting
         self._strategy = drafting.strategy
         self._budget = DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len)
         self._exclude_input = parameter(config, "exclude_input_in_output") == "true"
         mode = parameter(config, "strict_tensorrt_llm", default="no")
         if mode != "no":
-            artifact = replace(artifact, resolved=strict_profile(artifact.resolved))
+            artifact = replace(artifact, resolved=strict_profile(resolved))
         self._engine = backend_of(artifact.resolved.backend).load_engine(artifact)
         self._scheduler = create_scheduler(artifact, self._engine, kinds_on("engine"))
         vocab_size = self._engine.limits.vocab_size
@@ -69,7 +69,6 @@ class TritonPythonModel:
         # Warm-up: the first request compiles and packs.
         warmup = GenerationRequest("warmup", as_token_ids([0, 1, 2, 3]), max_new_tokens=4)
         self._scheduler.run([Submission(warmup, "auto")])
-        folder = Path(parameter(config, "artifact_dir"))
         self._learned = LearnedStateStore(self._scheduler.drafter, drafting, folder, folders().cache, "engine")
         self._passes = PassWatch(self._scheduler, artifact.resolved.profile.server.gateway.request_timeout_s)
         self._scheduler.start()
