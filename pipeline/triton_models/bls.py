@@ -124,9 +124,10 @@ class Bls:
             return TrieMetrics(0, 0, failures)
         return TrieMetrics(self._trie.num_nodes, self._trie.arrays.num_bytes, failures)
 
-    def learned_state(self, artifact_dir: Path, cache_dir: Path) -> LearnedStateStore:
-        """Load the stored state of the draft sources. Returns the object that saves it again."""
-        return LearnedStateStore(self._drafter, self._drafting, artifact_dir, cache_dir, "bls")
+    def learned_state(self, artifact_dir: Path, cache_dir: Path, instance: str) -> LearnedStateStore:
+        """Load the stored state of the draft sources. Returns the object that saves it again. instance: name of this
+        process, unique in its server."""
+        return LearnedStateStore(self._drafter, self._drafting, artifact_dir, cache_dir, "bls", instance)
 
     async def _read(self, tensors: Tensors) -> TextRequest:
         """Tokenize long texts outside the event loop, one at a time, so that other requests continue."""

@@ -35,7 +35,8 @@ def handover_dir(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 
 class Handover:
-    """Handover of one process of a server. name: unique among the processes of the server."""
+    """Handover of one process of a server. name: unique among the processes of the server; also that of the folder to
+    which the process saves."""
 
     def __init__(self, name: str, environment: Mapping[str, str] = os.environ) -> None:
         self._folder = handover_dir(environment)
@@ -46,7 +47,8 @@ class Handover:
 
     @property
     def found(self) -> Path | None:
-        """Folder with the previous server's learned state; None if there is none."""
+        """Folder with the previous server's learned state, in a folder for each of its processes; None if there is
+        none."""
         found = None if self._folder is None else self._folder / _FOUND
         return found if found is not None and found.is_dir() else None
 
@@ -56,7 +58,7 @@ class Handover:
             return
         saved = self._folder / f"{self._name}{_SAVED}"
         if not saved.exists():
-            save(self._folder / _LEFT)
+            save(self._folder / _LEFT / self._name)
             with suppress(OSError):  # a full disk must not end the thread that watches the clients
                 saved.touch()
 
@@ -76,8 +78,8 @@ def prepare_handover(folder: Path) -> None:
 def hand_over(old: Path, new: Path, wake: Callable[[], None], patience_s: float) -> bool:
     """Move the learned state of the running server with the handover folder `old` to the folder `new` of its successor.
 
-    wake: makes the old server check for the request. patience_s: time limit for saving. Returns whether all processes
-    of the old server have saved in time.
+    wake: makes a process of the old server check for the request. It is called until all have saved, because Triton
+    chooses the process. patience_s: time limit for saving. Returns whether all processes have saved in time.
     """
     if not old.is_dir():
         return False
@@ -87,9 +89,9 @@ def hand_over(old: Path, new: Path, wake: Callable[[], None], patience_s: float)
     shutil.rmtree(old / _LEFT, ignore_errors=True)
     (old / _LEFT).mkdir(mode=0o700)
     (old / _WANTED).touch()
-    wake()
     deadline = time.monotonic() + patience_s
     while not (is_saved := all((old / f"{name}{_SAVED}").exists() for name in names)) and time.monotonic() < deadline:
+        wake()
         time.sleep(_POLL_S)
     (old / _WANTED).unlink()
     new.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -26,16 +26,23 @@ class LearnedStateStore:
     """Loads and saves the learned state of one drafter. No other thread may use the drafter meanwhile."""
 
     def __init__(
-        self, drafter: Drafter, drafting: DraftingConfig, artifact_dir: Path, cache_dir: Path, name: str
+        self,
+        drafter: Drafter,
+        drafting: DraftingConfig,
+        artifact_dir: Path,
+        cache_dir: Path,
+        name: str,
+        instance: str,
     ) -> None:
-        """Load the state handed over by the previous server. Without one, and if the profile keeps learned state, load
-        the states that servers of the same checkpoint have saved, the latest last. name: unique among the drafters of a
-        server. cache_dir: folder with the learned state of all checkpoints. Nothing is kept if it cannot be written."""
+        """Load the states handed over by the previous server. Without one, and if the profile keeps learned state, load
+        the states that servers of the same checkpoint have saved, the latest last. name: of the drafter; all processes
+        of a model have the same. instance: of the process, unique in its server. cache_dir: folder with the learned
+        state of all checkpoints. Nothing is kept if it cannot be written."""
         self._drafter = drafter
         self._name = name
         self._period_s = 60 * drafting.keep_learned_minutes
         self._saved_at = time.monotonic()
-        self._handover = Handover(name)
+        self._handover = Handover(instance)
         manifest = Manifest.model_validate_json((artifact_dir / MANIFEST).read_bytes())
         self._fingerprint = manifest.fingerprint.checkpoint
         folder = cache_dir / "learned" / self._fingerprint.rpartition(":")[2][:32]
@@ -45,10 +52,9 @@ class LearnedStateStore:
             except OSError as error:
                 self._period_s = 0.0
                 logger.warning("Learned state is not kept: %s cannot be written: %s.", folder, error.strerror)
-        if (found := self._handover.found) is not None:
-            drafter.load_learned(found, name, self._fingerprint)
-        elif self._period_s:
-            for saved in _saved_folders(folder, name):
+        found = self._handover.found
+        if found is not None or self._period_s:
+            for saved in _saved_folders(found or folder, name):
                 drafter.load_learned(saved, name, self._fingerprint)
 
     def save(self) -> None:
@@ -81,5 +87,5 @@ def _own_folder(folder: Path, name: str) -> tuple[Path, IO[bytes]]:
 
 def _saved_folders(folder: Path, name: str) -> list[Path]:
     """The folders in which a drafter of this name has saved, the latest last."""
-    paths = [*folder.glob(f"{name}{STATE}"), *folder.glob(f"{_FURTHER}*/{name}{STATE}")]
+    paths = folder.rglob(f"{name}{STATE}")
     return [path.parent for path in sorted(paths, key=lambda path: path.stat().st_mtime)]

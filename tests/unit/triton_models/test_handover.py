@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import errno
-import threading
-import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,8 @@ def server(folder: Path, *names: str) -> list[Handover]:
 
 
 def write(name: str, folder: Path) -> None:
-    (folder / name).write_text(f"learnt by {name}")
+    folder.mkdir()
+    (folder / "state").write_text(f"learnt by {name}")
 
 
 def test_all_processes_leave_what_they_know_and_the_next_server_finds_it(tmp_path: Path) -> None:
@@ -39,7 +39,8 @@ def test_all_processes_leave_what_they_know_and_the_next_server_finds_it(tmp_pat
 
     (new,) = server(tmp_path / "new", "a")
     assert new.found is not None
-    assert {path.name: path.read_text() for path in new.found.iterdir()} == {"a": "learnt by a", "b": "learnt by b"}
+    found = {path.parent.name: path.read_text() for path in new.found.rglob("state")}
+    assert found == {"a": "learnt by a", "b": "learnt by b"}
     forget_handover(tmp_path / "new")
     assert new.found is None
 
@@ -51,25 +52,33 @@ def test_the_same_folder_serves_a_server_that_comes_after_the_other(tmp_path: Pa
 
     (new,) = server(tmp_path, "a")
     assert new.found is not None
-    assert (new.found / "a").is_file()
+    assert (new.found / "a" / "state").is_file()
 
 
 def test_a_process_is_asked_each_time_once_and_may_answer_late(tmp_path: Path) -> None:
     (old,) = server(tmp_path / "old", "a")
     saved: list[Path] = []
+    wakes = count()
 
-    def later() -> None:
-        for _ in range(5):
-            time.sleep(0.05)
+    def wake() -> None:
+        for _ in range(next(wakes) % 3):
             old.save_if_wanted(saved.append)
 
     old.save_if_wanted(saved.append)
     assert not saved
-    for _ in range(2):
-        thread = threading.Thread(target=later)
-        assert hand_over(tmp_path / "old", tmp_path / "new", thread.start, PATIENCE_S)
-        thread.join()
-    assert len(saved) == 2
+    for number in (1, 2):
+        assert hand_over(tmp_path / "old", tmp_path / "new", wake, PATIENCE_S)
+        assert len(saved) == number
+
+
+def test_processes_of_one_model_are_woken_until_all_have_saved(tmp_path: Path) -> None:
+    """Triton gives the request that wakes a model to any of its processes."""
+    processes = iter(server(tmp_path / "old", "bls_0", "bls_1"))
+
+    def wake() -> None:
+        next(processes).save_if_wanted(lambda folder: write("bls", folder))
+
+    assert hand_over(tmp_path / "old", tmp_path / "new", wake, PATIENCE_S)
 
 
 def test_a_server_that_says_nothing_in_time_is_not_waited_for(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE
 from pipeline.triton_models import learned_state_store
+from pipeline.triton_models.handover import VARIABLE, hand_over, prepare_handover
 from pipeline.triton_models.learned_state_store import LearnedStateStore
 from tests.logs import Logs
+from tests.patience import PATIENCE_S
 
 KEEPS = DraftingConfig(keep_learned_minutes=60)
 NAMES = frozenset({"trie"})
@@ -30,9 +32,11 @@ def _manifest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(learned_state_store, "Manifest", reader)
 
 
-def new_server(tmp_path: Path) -> tuple[Drafter, LearnedStateStore]:
+def new_server(
+    tmp_path: Path, drafting: DraftingConfig = KEEPS, instance: str = "bls_0"
+) -> tuple[Drafter, LearnedStateStore]:
     drafter = create_drafter([TrieDraftConfig(max_bytes=1 << 20)], LookaheadConfig.of(2, 3, 2), vocab_size=64)
-    return drafter, LearnedStateStore(drafter, KEEPS, tmp_path, tmp_path / "cache", "bls")
+    return drafter, LearnedStateStore(drafter, drafting, tmp_path, tmp_path / "cache", "bls", instance)
 
 
 def serve(drafter: Drafter, tokens: list[int]) -> None:
@@ -58,6 +62,24 @@ def test_replicas_keep_apart_what_they_learn_and_begin_with_all_of_it(tmp_path: 
     replicas.clear()  # as a process that ends
 
     drafter, _ = new_server(tmp_path)
+    assert drafted(drafter, [10, 11]) >= {12, 13}
+    assert drafted(drafter, [20, 21]) >= {22, 23}
+
+
+def test_a_server_with_several_processes_hands_over_what_each_has_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All wrote to the same files."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "old"))
+    prepare_handover(tmp_path / "old")
+    processes = [new_server(tmp_path, DraftingConfig(), name) for name in ("bls_0", "bls_1")]
+    for (drafter, _), first in zip(processes, (10, 20), strict=True):
+        serve(drafter, [first, first + 1, first + 2, first + 3])
+    woken = iter(processes)
+    assert hand_over(tmp_path / "old", tmp_path / "new", lambda: next(woken)[1].save_if_due(), PATIENCE_S)
+
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "new"))
+    drafter, _ = new_server(tmp_path, DraftingConfig())
     assert drafted(drafter, [10, 11]) >= {12, 13}
     assert drafted(drafter, [20, 21]) >= {22, 23}
 

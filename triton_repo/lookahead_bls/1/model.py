@@ -43,7 +43,7 @@ class TritonPythonModel:
         fingerprint, vocab_size = parameter(config, FINGERPRINT), int(parameter(config, "vocab_size"))
         resolved = load_resolved(Path(args["model_repository"]).parent / RESOLVED)
         self._bls = load_bls(artifact_dir, resolved, fingerprint, vocab_size, self._targets)
-        self._learned = self._bls.learned_state(artifact_dir, folders().cache)
+        self._learned = self._bls.learned_state(artifact_dir, folders().cache, args["model_instance_name"])
         self._drain_lock = DrainLock(handover_dir())
         self._metrics = Metrics(pb_utils, self._bls.trie_metrics())
         self._tracer = tracer_of("lookahead-bls")

@@ -69,7 +69,9 @@ class TritonPythonModel:
         # Warm-up: the first request compiles and packs.
         warmup = GenerationRequest("warmup", as_token_ids([0, 1, 2, 3]), max_new_tokens=4)
         self._scheduler.run([Submission(warmup, "auto")])
-        self._learned = LearnedStateStore(self._scheduler.drafter, drafting, folder, folders().cache, "engine")
+        instance = args["model_instance_name"]
+        drafter = self._scheduler.drafter
+        self._learned = LearnedStateStore(drafter, drafting, folder, folders().cache, "engine", instance)
         self._passes = PassWatch(self._scheduler, artifact.resolved.profile.server.gateway.request_timeout_s)
         self._scheduler.start()
         self._keys = itertools.count()
