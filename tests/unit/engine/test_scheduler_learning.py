@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.config.schema import SuppliedDraftConfig
+from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, SuppliedDraftConfig, TrieDraftConfig
 from pipeline.decoding.drafting.drafter import Drafter
+from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.planning.planner import AdaptivePlanner
-from pipeline.decoding.request import StepResult
+from pipeline.decoding.request import SamplingParams, StepResult
 from pipeline.decoding.session import Session
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource
@@ -178,3 +179,20 @@ def test_drafts_that_come_with_a_request_are_verified_in_any_case(monkeypatch: p
     assert running.session.statistics.num_accepted_tokens == 3
     scheduler.cancel(request.request_id)
     scheduler.step()
+
+
+def test_a_request_at_a_huge_temperature_does_not_end_the_drafts_of_others() -> None:
+    """Its noise made the weights of all requests infinite."""
+    sources = [TrieDraftConfig(max_bytes=1 << 20), RecyclingDraftConfig()]
+    scheduler = make_scheduler(drafter=create_drafter(sources, LookaheadConfig.of(1, 1, 0), VOCAB_SIZE))
+
+    def num_steps(temperature: float) -> int:
+        request = make_request([1, 2, 3], 100, sampling=SamplingParams(temperature=temperature, seed=5))
+        (result,) = scheduler.run([Submission(request, "hybrid")])
+        assert result.output_ids == plain_decode(request)
+        return result.statistics.num_steps
+
+    before = [num_steps(each) for each in (1.0, 0.0)]
+    num_steps(1e38)
+    after = [num_steps(each) for each in (1.0, 0.0)]
+    assert np.all(np.less(after, before))
