@@ -48,6 +48,22 @@ class TokenLogProb(NamedTuple):
     row: FloatArray | None
 
 
+class PromptLogits(NamedTuple):
+    """What a request returns of the logits after its prompt tokens. log_probs: of prompt tokens 1 .. len - 1, each
+    after those before it, if requested. The first token has none. rows: [len][vocab] the logits, if requested."""
+
+    log_probs: list[TokenLogProb]
+    rows: list[FloatArray]
+
+    def add(self, rows: Sequence[FloatArray], prompt_ids: IntArray, wanted: LogitOptions) -> None:
+        """Add the logits [n][vocab] after the next n prompt tokens."""
+        if wanted.log_probs and wanted.prompt:
+            tokens = prompt_ids[len(self.log_probs) + 1 :].tolist()
+            self.log_probs.extend(token_log_prob(*each, wanted.num_top) for each in zip(rows, tokens, strict=False))
+        if wanted.context_logits:
+            self.rows.extend(rows)
+
+
 def token_log_prob(logits: FloatArray, token: int, num_top: int, keep_row: bool = False) -> TokenLogProb:
     """Return the log probability of a token that was chosen from logits [vocab]."""
     log_probs = log_softmax(logits)
@@ -81,9 +97,3 @@ def top_ids(values: FloatArray, count: int) -> IntArray:
     order = np.lexsort((candidates, -values[candidates]))[:count]
     chosen: IntArray = candidates[order].astype(np.int32)
     return chosen
-
-
-def prompt_log_probs(rows: Sequence[FloatArray], prompt_ids: IntArray, num_top: int) -> list[TokenLogProb]:
-    """Log probabilities of prompt tokens 1 .. len - 1, each after those before it. rows: [len][vocab] logits after each
-    prompt token. The first token has none."""
-    return [token_log_prob(row, token, num_top) for row, token in zip(rows, prompt_ids[1:].tolist(), strict=False)]

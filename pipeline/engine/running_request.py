@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.config.schema import SOURCE_ROWS, SuppliedDraftConfig
 from pipeline.decoding.drafting.drafter import Drafter
+from pipeline.decoding.log_probs import PromptLogits
 from pipeline.decoding.sampling import needs_logits
 from pipeline.decoding.session import Session
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource
 from pipeline.decoding.sources.window import WindowSource
 from pipeline.decoding.strategy import source_names
-from pipeline.decoding.tree import FloatArray
 from pipeline.engine.contract import Engine, EngineSequence
 from pipeline.engine.submission import OnEvent, StepEvent, Submission
 from pipeline.engine.waiting_queue import WaitingRequest
@@ -27,7 +27,7 @@ TEXT_KINDS = frozenset(kind for kind, row in SOURCE_ROWS.items() if row.role == 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
     """A request in a slot. continues: whether it is a continuation. names: its draft sources. drafts: whether it drafts
-    in the next step. prompt_rows: logits after the prompt tokens computed so far, if requested."""
+    in the next step. prompt: logits after the prompt tokens computed so far, if requested."""
 
     submission: Submission
     on_event: OnEvent
@@ -39,7 +39,7 @@ class RunningRequest:
     names: frozenset[str] = frozenset()
     drafts: bool = False
     num_steps: int = 0
-    prompt_rows: list[FloatArray] = field(default_factory=list)
+    prompt: PromptLogits = field(default_factory=lambda: PromptLogits([], []))
 
     @property
     def has_supplied(self) -> bool:

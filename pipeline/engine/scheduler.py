@@ -248,7 +248,8 @@ class Scheduler:
         return PlanItem(tree, num_pending, cached, is_last, names, seconds if names else None)
 
     def _advance(self, running: RunningRequest, item: VerifyItem, masks: TreeMasks | None, logits: NodeLogits) -> None:
-        running.prompt_rows += logits.pending()
+        submission = running.submission
+        running.prompt.add(logits.pending(), submission.request.prompt_ids, submission.wanted)
         if running.sequence.num_pending:  # more of a prompt, whose rows are requested
             return
         event = advance(self.engine, running, item.tree, logits, masks)

@@ -62,14 +62,14 @@ def advance(
     engine.commit(running.sequence, nodes, emitted + certain)
     if masks is not None:
         session.statistics.mask_seconds += masks.seconds
+    prompt = running.prompt if running.wants_prompt_rows else None
     running.num_steps += 1
-    prompt_rows, running.prompt_rows = running.prompt_rows, []
     return StepEvent(
         running.submission.request.request_id,
         emitted + certain,
         session.statistics,
         log_probs=log_probs,
-        prompt_rows=prompt_rows or None,
+        prompt=prompt,
     )
 
 

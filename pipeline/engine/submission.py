@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config.schema import LookaheadConfig
-from pipeline.decoding.log_probs import LogitOptions, TokenLogProb
+from pipeline.decoding.log_probs import LogitOptions, PromptLogits, TokenLogProb
 from pipeline.decoding.request import FinishReason, GenerationRequest
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.decoding.sources.base import DraftBudget
@@ -46,8 +46,8 @@ class Submission:
 @dataclass(frozen=True, slots=True)
 class StepEvent:
     """Result of a step for one request. finish_reason: None also on the last event if `max_steps` ended the request.
-    log_probs: of token_ids without an end token, if requested. prompt_rows: [prompt_len][vocab] logits after each
-    prompt token, if requested, on the first event with tokens."""
+    log_probs: of token_ids without an end token, if requested. prompt: of the prompt, if requested, on the first
+    event with tokens."""
 
     request_id: str
     token_ids: list[int]
@@ -56,7 +56,7 @@ class StepEvent:
     error: Exception | None = None
     done: bool = False
     log_probs: Sequence[TokenLogProb] = ()
-    prompt_rows: list[FloatArray] | None = None
+    prompt: PromptLogits | None = None
 
 
 def ended_waiting(submission: Submission, reason: FinishReason | None, error: Exception | None = None) -> StepEvent:
@@ -72,14 +72,14 @@ class GenerationResult:
     finish_reason: FinishReason | None = None
     statistics: GenerationStatistics = field(default_factory=GenerationStatistics)
     log_probs: list[TokenLogProb] = field(default_factory=list)
-    prompt_rows: list[FloatArray] | None = None
+    prompt: PromptLogits | None = None
     error: Exception | None = None
 
     def take(self, event: StepEvent) -> None:
         """Add the result of a step."""
         self.output_ids += event.token_ids
         self.log_probs += event.log_probs
-        self.prompt_rows = event.prompt_rows or self.prompt_rows
+        self.prompt = event.prompt or self.prompt
         self.finish_reason, self.statistics, self.error = event.finish_reason, event.statistics, event.error
 
 

@@ -47,14 +47,14 @@ class EngineCall:
     _logits: LogitOutputs = field(init=False)
 
     def __post_init__(self) -> None:
-        self._logits = LogitOutputs(self.submission.wanted, self.submission.request.prompt_ids)
+        self._logits = LogitOutputs(self.submission.wanted)
 
     def response(self, event: StepEvent) -> dict[str, Array] | None:
         """Output tensors for the result of a step; None if there is nothing to send yet."""
         # A grammar can end the output with an end token even if the request sets none.
         new = event.token_ids[:-1] if event.finish_reason is FinishReason.END_TOKEN else event.token_ids
         self.emitted += new
-        self._logits.take(event.log_probs, event.prompt_rows)
+        self._logits.take(event.log_probs, event.prompt)
         self._last_token_ns = time.monotonic_ns()
         self._first_token_ns = self._first_token_ns or self._last_token_ns
         if self.streaming:

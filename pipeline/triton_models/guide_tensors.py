@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.decoding.grammar.guide import Guide, check_guide
-from pipeline.decoding.log_probs import LogitOptions, TokenLogProb, check_logit_options, prompt_log_probs
-from pipeline.decoding.tree import FloatArray, IntArray
+from pipeline.decoding.log_probs import LogitOptions, PromptLogits, TokenLogProb, check_logit_options
+from pipeline.decoding.tree import FloatArray
 from pipeline.errors import RequestError
 from pipeline.triton_models.tensors import (
     Array,
@@ -73,19 +73,17 @@ def logit_option_tensors(wanted: LogitOptions, of_prompt: bool) -> dict[str, Arr
 
 @dataclass(slots=True)
 class LogitOutputs:
-    """Collects the logits and log probabilities of a request's steps, and makes the output tensors. wanted, prompt_ids:
-    options and prompt of the request."""
+    """Collects the logits and log probabilities of a request's steps, and makes the output tensors. wanted: options of
+    the request."""
 
     wanted: LogitOptions
-    prompt_ids: IntArray
     _pending: list[TokenLogProb] = field(default_factory=list)
-    _prompt_rows: list[FloatArray] | None = None
+    _prompt: PromptLogits | None = None
     _total: float = 0.0
 
-    def take(self, log_probs: Sequence[TokenLogProb], prompt_rows: list[FloatArray] | None) -> None:
+    def take(self, log_probs: Sequence[TokenLogProb], prompt: PromptLogits | None) -> None:
         self._pending += log_probs
-        if prompt_rows is not None:
-            self._prompt_rows = prompt_rows
+        self._prompt = prompt or self._prompt
 
     def tensors(self, num_tokens: int) -> dict[str, Array]:
         """Output tensors of the next num_tokens output tokens and, once, of the prompt. Collected rows beyond
@@ -100,15 +98,14 @@ class LogitOutputs:
         if self.wanted.generation_logits:
             own = [token.row for token in pending if token.row is not None]
             tensors["generation_logits"] = _stacked(own)[None, None]
-        rows, self._prompt_rows = self._prompt_rows, None
-        if rows is None:
+        prompt, self._prompt = self._prompt, None
+        if prompt is None:
             return tensors
         if self.wanted.context_logits:
-            tensors["context_logits"] = _stacked(rows)[None]
+            tensors["context_logits"] = _stacked(prompt.rows)[None]
         if self.wanted.log_probs and self.wanted.prompt:
-            prompt = prompt_log_probs(rows, self.prompt_ids, self.wanted.num_top)
-            tensors["prompt_log_probs"] = _values(prompt)
-            tensors |= _top("prompt_", prompt, self.wanted.num_top)
+            tensors["prompt_log_probs"] = _values(prompt.log_probs)
+            tensors |= _top("prompt_", prompt.log_probs, self.wanted.num_top)
         return tensors
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.decoding.log_probs import LogitOptions, check_logit_options, log_softmax, prompt_log_probs, top_ids
+from pipeline.decoding.log_probs import LogitOptions, PromptLogits, check_logit_options, log_softmax, top_ids
 from pipeline.errors import RequestError
 
 rows = st.lists(st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0, 30.0]), min_size=1, max_size=12)
@@ -29,7 +29,10 @@ def test_the_best_come_first_and_of_equal_ones_the_smaller_id(values: list[float
 
 def test_the_first_prompt_token_has_none() -> None:
     logits = [np.asarray([0.0, 1.0, 2.0], np.float32)] * 3
-    found = prompt_log_probs(logits, np.asarray([0, 2, 1], np.int32), 1)
+    prompt = PromptLogits([], [])
+    for part in (logits[:1], logits[1:]):
+        prompt.add(part, np.asarray([0, 2, 1], np.int32), LogitOptions(log_probs=True, num_top=1, prompt=True))
+    found = prompt.log_probs
     assert [token.value for token in found] == [log_softmax(logits[0])[2], log_softmax(logits[0])[1]]
     assert [token.top_ids for token in found] == [[2], [2]]
 

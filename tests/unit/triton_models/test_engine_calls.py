@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pipeline.decoding.log_probs import PromptLogits
 from pipeline.decoding.request import FinishReason
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.decoding.sources.base import DraftBudget
@@ -211,7 +212,7 @@ def test_the_end_token_of_a_grammar_is_left_out_too():
 def test_a_prompt_of_one_token_and_an_output_of_none_have_no_alternatives():
     wanted = {name: [[True]] for name in ("return_log_probs", "return_prompt_log_probs", "exclude_input_in_output")}
     call = engine_call(tensors(input_ids=[[5]], input_lengths=None, num_top_logprobs=[[3]], **wanted), "r")
-    end = replace(event(2, reason=FinishReason.END_TOKEN, done=True), prompt_rows=[np.zeros(9, np.float32)])
+    end = replace(event(2, reason=FinishReason.END_TOKEN, done=True), prompt=PromptLogits([], []))
 
     answer = call.response(end)
 
