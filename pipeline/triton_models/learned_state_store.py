@@ -34,10 +34,10 @@ class LearnedStateStore:
         name: str,
         instance: str,
     ) -> None:
-        """Load the states handed over by the previous server. Without one, and if the profile keeps learned state, load
-        the states that servers of the same checkpoint have saved, the latest last. name: of the drafter; all processes
-        of a model have the same. instance: of the process, unique in its server. cache_dir: folder with the learned
-        state of all checkpoints. Nothing is kept if it cannot be written."""
+        """Load the states that the previous server has handed over. Without one of the same checkpoint, and if the
+        profile keeps learned state, load the states that servers of the checkpoint have saved, the latest last. name:
+        of the drafter; all processes of a model have the same. instance: of the process, unique in its server.
+        cache_dir: folder with the learned state of all checkpoints. Nothing is kept if it cannot be written."""
         self._drafter = drafter
         self._name = name
         self._period_s = 60 * drafting.keep_learned_minutes
@@ -45,17 +45,20 @@ class LearnedStateStore:
         self._handover = Handover(instance)
         manifest = Manifest.model_validate_json((artifact_dir / MANIFEST).read_bytes())
         self._fingerprint = manifest.fingerprint.checkpoint
-        folder = cache_dir / "learned" / self._fingerprint.rpartition(":")[2][:32]
+        self._checkpoint = self._fingerprint.rpartition(":")[2][:32]
+        folder = cache_dir / "learned" / self._checkpoint
         if self._period_s:
             try:
                 self._folder, self._lock = _own_folder(folder, name)
             except OSError as error:
                 self._period_s = 0.0
                 logger.warning("Learned state is not kept: %s cannot be written: %s.", folder, error.strerror)
-        found = self._handover.found
-        if found is not None or self._period_s:
-            for saved in _saved_folders(found or folder, name):
-                drafter.load_learned(saved, name, self._fingerprint)
+        found, file = self._handover.found, f"{name}{STATE}"
+        states = [] if found is None else list(found.glob(f"*/{self._checkpoint}/{file}"))
+        if not states and self._period_s:
+            states = list(folder.rglob(file))
+        for path in sorted(states, key=lambda path: path.stat().st_mtime):
+            drafter.load_learned(path.parent, name, self._fingerprint)
 
     def save(self) -> None:
         """Save now, if the profile keeps learned state."""
@@ -65,7 +68,7 @@ class LearnedStateStore:
 
     def save_if_due(self) -> None:
         """Save if the profile's period has passed or a successor has requested the state."""
-        self._handover.save_if_wanted(self._save_to)
+        self._handover.save_if_wanted(lambda folder: self._save_to(folder / self._checkpoint))
         if self._period_s and time.monotonic() - self._saved_at >= self._period_s:
             self.save()
 
@@ -83,9 +86,3 @@ def _own_folder(folder: Path, name: str) -> tuple[Path, IO[bytes]]:
             return own, lock
         lock.close()
     raise AssertionError("numbers do not end")
-
-
-def _saved_folders(folder: Path, name: str) -> list[Path]:
-    """The folders in which a drafter of this name has saved, the latest last."""
-    paths = folder.rglob(f"{name}{STATE}")
-    return [path.parent for path in sorted(paths, key=lambda path: path.stat().st_mtime)]

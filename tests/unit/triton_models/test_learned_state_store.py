@@ -25,11 +25,13 @@ NAMES = frozenset({"trie"})
 
 
 @pytest.fixture(autouse=True)
-def _manifest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def manifest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+    """The manifest of the servers' engine."""
     (tmp_path / "manifest.json").touch()
     manifest = SimpleNamespace(fingerprint=SimpleNamespace(checkpoint="sha256:0123"))
     reader = SimpleNamespace(model_validate_json=lambda content: manifest)
     monkeypatch.setattr(learned_state_store, "Manifest", reader)
+    return manifest
 
 
 def new_server(
@@ -82,6 +84,24 @@ def test_a_server_with_several_processes_hands_over_what_each_has_learned(
     drafter, _ = new_server(tmp_path, DraftingConfig())
     assert drafted(drafter, [10, 11]) >= {12, 13}
     assert drafted(drafter, [20, 21]) >= {22, 23}
+
+
+def test_a_server_of_another_model_gets_nothing_from_its_predecessor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manifest: SimpleNamespace
+) -> None:
+    """It took over the trie, with the tokens of another vocabulary."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "old"))
+    prepare_handover(tmp_path / "old")
+    drafter, store = new_server(tmp_path, DraftingConfig())
+    serve(drafter, [10, 11, 12, 13])
+    assert hand_over(tmp_path / "old", tmp_path / "new", store.save_if_due, PATIENCE_S)
+
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "new"))
+    drafter, _ = new_server(tmp_path, DraftingConfig())
+    assert 12 in drafted(drafter, [10, 11])
+    manifest.fingerprint.checkpoint = "sha256:4567"
+    drafter, _ = new_server(tmp_path, DraftingConfig())
+    assert 12 not in drafted(drafter, [10, 11])
 
 
 def test_a_restart_takes_the_folder_of_the_server_before(tmp_path: Path) -> None:
