@@ -42,6 +42,9 @@ class Checkers:
         """Return the fault of a grammar, empty if there is none."""
         with self._lock:
             child, self._idle = self._idle, None
+        if child is not None and child.poll() is not None:  # another process, such as the system's, has ended it
+            _end(child)
+            child = None
         child = child or _start()
         reply = _ask(child, grammar)
         with self._lock:

@@ -122,7 +122,7 @@ class Compiler:
     def _compile(self, guide: Guide) -> Future[_Compiled]:
         with self._lock:
             compiled = self._compiled.get(guide)
-            if compiled is None:
+            if compiled is None or _has_failed(compiled):
                 compiled = self._compiled[guide] = self._submit(self._template, guide)
                 while len(self._compiled) > _NUM_KEPT:  # `_renewed` may have added to them
                     self._compiled.popitem(last=False)
@@ -165,6 +165,14 @@ class Compiler:
         with self._lock:
             self._compiled[guide] = renewed
         return self._new(compiled.grammar)
+
+
+def _has_failed(compiled: Future[_Compiled]) -> bool:
+    """Whether a compilation has failed for another reason than its guide, such as a lack of memory."""
+    if not compiled.done() or compiled.cancelled():
+        return False
+    error = compiled.exception()
+    return error is not None and not isinstance(error, RequestError)
 
 
 def _fault_of(template: LLMatcher) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +42,25 @@ def test_workers_have_a_larger_stack_than_the_check(monkeypatch: pytest.MonkeyPa
 
     assert set(sizes) == {PARENT_STACK_BYTES}
     assert threading.stack_size() == before
+
+
+def test_a_guide_is_compiled_although_the_process_that_checks_was_killed() -> None:
+    """It was refused as too large, for as long as the refusal was cached."""
+    compiler = Compiler(vocabulary)
+    compiler._compile(Guide("regex", "a")).result()
+    child = compiler._checkers._idle
+    assert child is not None
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    compiler._compile(Guide("regex", "b")).result()
+    compiler.close()
+
+
+def test_a_guide_is_compiled_again_after_a_failure_that_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, guide = Compiler(vocabulary), Guide("regex", "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler._checkers, "check", lambda grammar: Path("/no/such/file").read_text())
+        with pytest.raises(FileNotFoundError):
+            compiler._compile(guide).result()
+    compiler._compile(guide).result()
+    compiler.close()
