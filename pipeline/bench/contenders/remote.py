@@ -8,6 +8,7 @@ import json
 import socket
 import time
 from contextlib import suppress
+from typing import Any
 
 from pipeline.bench.data.workload import NamedPrompt, Prompt, conversation_of
 from pipeline.bench.report.results import MeasuredRequest
@@ -66,7 +67,7 @@ class RemoteContender:
 def require_server_of(url: str, prompt: NamedPrompt) -> None:
     """Raise ServerError if the server does not answer or serves another model. Generates one token."""
     query = query_of(prompt.prompt, 1, "none", namespace=fresh_namespace())
-    measured_request(complete(query, url, "grpc", TIMEOUT_S), prompt.prompt_ids)
+    output_ids_of(complete(query, url, "grpc", TIMEOUT_S), prompt.prompt_ids)
 
 
 def fresh_namespace() -> str:
@@ -76,21 +77,10 @@ def fresh_namespace() -> str:
 
 def measured_request(answer: Completion, prompt_ids: IntArray) -> MeasuredRequest:
     """Combine the server's counts with the client's times. prompt_ids: [prompt_len] the prompt by the local tokenizer.
-    Raises ServerError if the server's prompt tokens differ, or it returns no counts."""
-    counted = answer.statistics or {}
-    missing = [name for name in ("prompt_ids", "output_ids", "num_steps", "num_draft_tokens") if name not in counted]
-    if missing:
-        raise ServerError(
-            f"The server's statistics lack {', '.join(missing)}: server.side_channel_safe hides them, or its "
-            f"{FRONT_MODEL} is of another version. Start it without that setting, and with this version."
-        )
-    if counted["prompt_ids"] != prompt_ids.tolist():
-        raise ServerError(
-            "The server's tokenizer gives other tokens for a prompt than this engine's, so it serves another model. "
-            "Name the served model with --model and --profile."
-        )
+    Raises ServerError as `output_ids_of` does, and if the server returns no counts."""
+    output_ids, counted = output_ids_of(answer, prompt_ids), _statistics_of(answer, "num_steps", "num_draft_tokens")
     return MeasuredRequest(
-        output_ids=list(counted["output_ids"]),
+        output_ids=output_ids,
         steps=int(counted["num_steps"]),
         draft_tokens=int(counted["num_draft_tokens"]),
         accepted_tokens=int(counted.get("num_accepted_tokens", 0)),
@@ -100,6 +90,28 @@ def measured_request(answer: Completion, prompt_ids: IntArray) -> MeasuredReques
         draft_seconds=float(counted.get("draft_seconds", 0.0)),
         finish_reason=answer.finish_reason,
     )
+
+
+def output_ids_of(answer: Completion, prompt_ids: IntArray) -> list[int]:
+    """The output's token ids, which a server with `server.side_channel_safe` returns as well. Raises ServerError if its
+    prompt tokens differ from `prompt_ids`, or if it returns no ids."""
+    statistics = _statistics_of(answer, "prompt_ids", "output_ids")
+    if statistics["prompt_ids"] != prompt_ids.tolist():
+        raise ServerError(
+            "The server's tokenizer gives other tokens for a prompt than this engine's, so it serves another model. "
+            "Name the served model with --model and --profile."
+        )
+    return list(statistics["output_ids"])
+
+
+def _statistics_of(answer: Completion, *names: str) -> dict[str, Any]:
+    statistics = answer.statistics or {}
+    if missing := [name for name in names if name not in statistics]:
+        raise ServerError(
+            f"The server's statistics lack {', '.join(missing)}: server.side_channel_safe hides them, or its "
+            f"{FRONT_MODEL} is of another version. Start it without that setting, and with this version."
+        )
+    return statistics
 
 
 def check_address(url: str, allow_remote: bool = False) -> None:

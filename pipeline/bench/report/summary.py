@@ -17,12 +17,13 @@ import numpy.typing as npt
 from pipeline.bench.report.results import OVERALL, RequestRecord, SummaryRow
 
 NUM_RESAMPLES = 1000
+_BASE_TOKENS = 2  # index in the figures of a pair
 Figures = npt.NDArray[np.float64]
 
 
 class Speedup(NamedTuple):
-    """A ratio of tokens/s and its 95% interval. All are None without common prompts, the interval also for a single
-    pair."""
+    """A ratio of tokens/s and its 95% interval. All are None without common prompts or tokens of the baseline, the
+    interval also for a single pair."""
 
     value: float | None = None
     low: float | None = None
@@ -84,13 +85,17 @@ def speedup_of(own: Sequence[RequestRecord], base: Sequence[RequestRecord]) -> S
     if not pairs:
         return Speedup()
     prompts = [np.array(repeats) for repeats in pairs.values()]  # each [repeats, 4]
-    value = float(_speed_ratio(np.sum([np.median(repeats, axis=0) for repeats in prompts], axis=0)))
+    total = np.sum([np.median(repeats, axis=0) for repeats in prompts], axis=0)
+    if not total[_BASE_TOKENS]:
+        return Speedup()
+    value = float(_speed_ratio(total))
     if max(len(prompts), *map(len, prompts)) < 2:
         return Speedup(value)
     random = np.random.default_rng(0)
     draws = np.stack([_draws(repeats, random) for repeats in prompts], axis=1)
     chosen = random.integers(0, len(prompts), (NUM_RESAMPLES, len(prompts)))
     totals = draws[np.arange(NUM_RESAMPLES)[:, None], chosen].sum(axis=1)
+    totals = totals[totals[:, _BASE_TOKENS] > 0]  # a draw of empty outputs only has no ratio
     low, high = np.percentile(_speed_ratio(totals), [2.5, 97.5])
     return Speedup(value, float(low), float(high))
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from pipeline.bench.contenders.in_process import BASELINE
-from pipeline.bench.contenders.remote import TIMEOUT_S, fresh_namespace, measured_request, query_of
+from pipeline.bench.contenders.remote import TIMEOUT_S, fresh_namespace, output_ids_of, query_of
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
 from pipeline.bench.verify.verify import Comparison, Judge, compare, decoding_of, decodings
@@ -62,7 +62,7 @@ def verify_server(
         for where, prompt, query, answer in answers_of(url, _queries(prompts, strategies, decoding_options)):
             request = make_request(decoding_options, prompt.prompt_ids)
             expected = references[prompt.prompt_id, decoding_of(request)]
-            found = measured_request(answer, prompt.prompt_ids).output_ids
+            found = output_ids_of(answer, prompt.prompt_ids)
             labels = (prompt.prompt_id, str(query.strategy), where)
             comparison = compare(lambda: (engine, epsilon), request, expected, found, *labels)
             if comparison.verdict == "identical" and answer.text != decode(expected):
@@ -86,8 +86,7 @@ def verify_remote(
     # Plain decoding comes first, one request at a time: those are the reference outputs.
     answers = list(answers_of(url, _queries(prompts, strategies, greedy)))
     outputs = [
-        without_end(measured_request(answer, prompt.prompt_ids).output_ids, options.end_ids)
-        for _, prompt, _, answer in answers
+        without_end(output_ids_of(answer, prompt.prompt_ids), options.end_ids) for _, prompt, _, answer in answers
     ]
     references = {prompt.prompt_id: tokens for prompt, tokens in zip(prompts, outputs, strict=False)}
     comparisons = []

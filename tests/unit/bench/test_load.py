@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline.bench import load
-from pipeline.bench.contenders.remote import check_address, measured_request, query_of
+from pipeline.bench.contenders.remote import check_address, measured_request, output_ids_of, query_of
 from pipeline.bench.data.workload import Prompt
 from pipeline.bench.load import MAX_ERROR_KINDS, LoadPlan, LoadResult, percentiles, run_load, summary_of
 from pipeline.errors import RequestError, ServerError
@@ -149,11 +149,12 @@ def test_a_generation_takes_counts_from_the_server_and_times_from_the_client() -
 
 
 def test_a_server_that_does_not_count_is_another_version_or_hides_its_counts() -> None:
-    with pytest.raises(ServerError, match="output_ids, num_steps"):
+    with pytest.raises(ServerError, match="lack prompt_ids, output_ids"):
         measured_request(Completion("", None, {"num_draft_tokens": 0}, 0.1), PROMPT_IDS)
-    hidden = without_figures(answer(prompt_ids=[7, 8]).statistics or {})
+    hidden = Completion("", None, without_figures(answer(prompt_ids=[7, 8]).statistics or {}), 0.1)
     with pytest.raises(ServerError, match=r"lack num_steps, num_draft_tokens: server\.side_channel_safe hides them"):
-        measured_request(Completion("", None, hidden, 0.1), PROMPT_IDS)
+        measured_request(hidden, PROMPT_IDS)
+    assert output_ids_of(hidden, PROMPT_IDS) == [1, 2, 3]  # enough for `lookahead verify`
 
 
 def test_a_server_of_another_model_is_refused() -> None:

@@ -56,6 +56,12 @@ def test_the_median_of_repeats_counts() -> None:
     assert summarize(records)[0].tokens_per_s == pytest.approx(10.0)
 
 
+def test_empty_outputs_of_the_baseline_have_no_ratio() -> None:
+    base, own = [record("none", tokens=0), record("none", id="b")], [record("trie", 0.5, tokens=0)]
+    assert speedup_of(own, base) == (None, None, None)
+    assert speedup_of([*own, record("trie", 0.5, id="b")], base) == (2.0, 2.0, 2.0)
+
+
 def test_a_single_pair_has_no_interval_and_equal_prompts_a_tight_one() -> None:
     one = speedup_of([record("trie", 1.0)], [record("none", 2.0)])
     assert one == (2.0, None, None)
