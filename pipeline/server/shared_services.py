@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.files import write_atomically
+from pipeline.server.log import LOG, write_end
 from pipeline.server.processes import marked_processes
 
 # Time limit for killed processes to end.
@@ -54,6 +55,7 @@ def end_shared_service(path: Path, server_id: str) -> None:
             state["ends_with"] = others
             if not others:
                 kill_processes_of(state["server_id"])
+                write_end(path.with_name(LOG), True, "its servers have ended")
 
 
 def kill_processes_of(server_id: str) -> None:

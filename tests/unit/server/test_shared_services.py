@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from pipeline.server import state as server_state
+from pipeline.server.log import LOG, was_stopped
 from pipeline.server.processes import MARK
 from pipeline.server.shared_services import end_shared_service, load_state, locked_state
 from pipeline.server.state import STATE, ServerState, find_server, gateway_state_path, has_gateway, replica_dir
@@ -49,9 +50,11 @@ def test_a_gateway_ends_with_the_last_of_its_servers(marked, state_path):
     end_shared_service(state_path, ONE)
     assert load_state(state_path)["ends_with"] == [TWO]
     assert processes_of(GATEWAY)
+    assert not was_stopped(state_path.with_name(LOG))
 
     end_shared_service(state_path, TWO)
     assert marked[GATEWAY].wait(PATIENCE_S) == -9
+    assert was_stopped(state_path.with_name(LOG))  # so the next start does not keep it as the log of a crash
 
 
 def test_a_killed_server_does_not_keep_the_gateway(marked, state_path):
