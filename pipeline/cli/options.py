@@ -174,6 +174,29 @@ def check_url(url: str | None, allow_remote: bool, resolved: ResolvedConfig | No
             f"The server on {url} serves {state.model} with profile {state.profile}; name these with --model and "
             "--profile."
         )
+    require_engine_of_server(resolved)
+
+
+def require_engine_of_server(resolved: ResolvedConfig) -> None:
+    """Raise UserError if the running server serves this model and profile with an engine of other settings, which a
+    build would replace on the disk."""
+    from pipeline.config.loading import RESOLVED
+    from pipeline.config.resolution import load_resolved
+    from pipeline.engine.backend import backend_of
+    from pipeline.engine.fingerprint import differences
+    from pipeline.server.run_folders import run_dir
+    from pipeline.server.state import find_server
+
+    state = find_server(run_dir(folders()))
+    if state is None or (state.model, state.profile) != (resolved.model.name, resolved.profile.name):
+        return
+    served = load_resolved(Path(state.repository, RESOLVED))
+    theirs, ours = (backend_of(each.backend).fingerprint(each, "").entries() for each in (served, resolved))
+    if found := list(differences(theirs, ours)):
+        raise UserError(
+            f"The running server of {state.model} has an engine with other settings: {'; '.join(found)}. Use the --set "
+            "with which the server was started, or stop it first."
+        )
 
 
 def words(option: str, text: str, known: Collection[str] | None = None) -> list[str]:

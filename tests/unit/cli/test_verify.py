@@ -18,22 +18,48 @@ from tests.command_line import exit_code
 from tests.server_states import state_of
 
 
-def test_a_server_with_an_older_build_is_not_compared_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def words_of_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options of a model and a profile that a server seems to serve, from a repository below the folder of engines."""
     monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path))
     model = "tiny-random-llama"
     words = ["--model", model, "--set", "backend=torch", "--set", "device=cpu", "--set", "drafting.planner=fixed"]
-    exit_code("repo", *words)
-    words += ["--set", "engine.max_seq_len=512"]
-    exit_code("engine", *words)
+    assert exit_code("repo", *words) == 0
     repository = str(tmp_path / model / "latency" / "repository")
     later = time.time() + 3600  # the clock has jumped
     server = state_of(model=model, profile="latency", repository=repository, started=later)
     monkeypatch.setattr(server_state, "find_server", lambda folder: server)
+    return words
 
-    assert exit_code("verify", "--quick", *words) == 2
+
+def test_a_server_with_an_older_build_is_not_compared_with(
+    words_of_server: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "tiny-random-llama/latency/repository/lookahead_bls/config.pbtxt"
+    manifest = json.loads((tmp_path / "tiny-random-llama/latency/manifest.json").read_text())
+    config.write_text(config.read_text().replace(manifest["fingerprint_digest"], "of an older build"))
+
+    assert exit_code("verify", "--quick", *words_of_server) == 2
     assert "The running server has an older build" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [("verify", "--quick"), ("verify", "--url=127.0.0.1:2"), ("bench", "--url=127.0.0.1:2")]
+)
+def test_the_engine_of_a_server_with_other_settings_is_not_replaced(
+    command: Sequence[str],
+    words_of_server: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("pipeline.bench.contenders.remote.check_address", lambda *arguments: None)
+    manifest = tmp_path / "tiny-random-llama/latency/manifest.json"
+    before = manifest.read_bytes()
+
+    assert exit_code(*command, *words_of_server, "--set", "engine.max_seq_len=512") == 2
+    assert "other settings: engine.max_seq_len 4096 instead of 512. Use the --set" in capsys.readouterr().err
+    assert manifest.read_bytes() == before
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", 0.0), ("float16", 2.0**-10)])
