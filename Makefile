@@ -1,4 +1,4 @@
-# Each target is one call of the `lookahead` command; `make` alone lists them.
+# Most targets are one call of the `lookahead` command; `make` alone lists them.
 #   MODEL=llama2-13b PROFILE=latency   what is served, and how
 #   ARGS="--set engine.max_batch_size=8"   further options of the command
 #   PYTHON=python3.12                  Python of .venv; default: the first suitable one on PATH

@@ -67,7 +67,8 @@ def cli_page() -> str:
         "# Command line",
         "",
         "Exit codes: 0 success; 1 a failed check of verify, bench --grammar, load, batch or validate-gpu, or an "
-        "internal error (with a trace); 2 user error; 130 Ctrl-C; 141 closed standard output; 143 SIGTERM.",
+        "internal error (with a trace); 2 user error; 129 SIGHUP (a closed terminal); 130 Ctrl-C; 141 closed standard "
+        "output; 143 SIGTERM.",
         "",
     ]
     lines += ["`lookahead --install-completion` installs completion for the current shell.", ""]

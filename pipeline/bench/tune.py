@@ -36,7 +36,8 @@ class Candidate(NamedTuple):
 
 
 def candidates(resolved: ResolvedConfig) -> list[Candidate]:
-    """The settings within the limits of an engine of this config. Raises UserError if there are none."""
+    """The draft budgets and W, N, G to measure, within the limits of an engine of this config. Raises UserError if
+    there are none."""
     room = resolved.profile.engine.max_draft_tokens
     kinds = {source.kind for source in resolved.profile.drafting.sources}
     found = [Candidate(f"budget {size}", "hybrid", size) for size in BUDGETS if size <= room and kinds]

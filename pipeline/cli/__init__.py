@@ -1,7 +1,7 @@
 """The `lookahead` command.
 
-Exit codes: 0 success, 1 an internal error (with its trace), 2 a user error (one message), 130 Ctrl-C, 141 a closed
-stdout (SIGPIPE), 143 SIGTERM.
+Exit codes: 0 success, 1 an internal error (with its trace), 2 a user error (one message), 129 SIGHUP, 130 Ctrl-C, 141 a
+closed stdout (SIGPIPE), 143 SIGTERM.
 Errors are caught here and nowhere else in this package.
 """
 

@@ -109,8 +109,8 @@ def repo(
         Method | None,
         typer.Option(
             "--llmapi",
-            help="Write a repository for TensorRT-LLM's LLM API, without an engine. Draft source; auto: "
-            "suffix_automaton if the release has it, else trie.",
+            help="Write a repository for TensorRT-LLM's LLM API, without an engine. Draft source: suffix_automaton, "
+            "trie, ngram, none, or auto: suffix_automaton if the release has it, else trie.",
         ),
     ] = None,
     decoupled: Annotated[
@@ -171,7 +171,7 @@ def _write_llmapi(
 def clean(
     model: Annotated[str | None, typer.Option("--model", "-m", help="Only this model's engines.")] = None,
     cache: Annotated[
-        bool, typer.Option("--cache", help="Also remove downloads, converted checkpoints and compiled code.")
+        bool, typer.Option("--cache", help="Also remove downloaded packages, generated checkpoints and compiled code.")
     ] = False,
     dry_run: DryRun = False,
 ) -> None:

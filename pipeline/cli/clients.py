@@ -37,7 +37,7 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Sampling seed. The sam
 System = Annotated[str | None, typer.Option("--system", help="System prompt for the chat template.")]
 Transport = Annotated[
     Literal["grpc", "http"] | None,
-    typer.Option("--protocol", help="Protocol of the requests; default: http for an http URL, else grpc."),
+    typer.Option("--protocol", help="grpc or http; default: http for an http URL, else grpc."),
 ]
 Url = Annotated[
     str | None,

@@ -63,7 +63,8 @@ def compare_in_process(
     logits: bool,
 ) -> tuple[list[Comparison], Outputs]:
     """Run all comparisons in process, and with url also those through that server. Returns them and the greedy outputs
-    of plain decoding. logits: also compare the bits of the logits in process."""
+    of plain decoding. logits: also compare the bits of the logits in process. Raises UserError if the engine has no
+    lean pass, which that needs."""
     has_same_bits = read_plan(artifact.engine_dir) is not None
     if logits and not has_same_bits:
         raise UserError(

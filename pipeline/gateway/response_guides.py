@@ -31,7 +31,8 @@ def response_guide(sent: dict[str, Any]) -> tuple[str, str] | None:
 
 
 def guided_fields(outputs: object) -> dict[str, Any]:
-    """The fields guided_* of `structured_outputs`, vLLM's newer form of them."""
+    """Convert the field `structured_outputs` to the fields guided_*, vLLM's older form. Raises RequestError unless it
+    is an object with known names only, at least one of them."""
     given = (
         {name: value for name, value in outputs.items() if value is not None} if isinstance(outputs, Mapping) else {}
     )

@@ -42,7 +42,8 @@ def require_one_row(tensors: Tensors) -> None:
 
 
 def scalar(tensors: Tensors, name: str) -> Any:
-    """The value of a tensor with one element as a Python number, bool or bytes; None if it was not sent."""
+    """The value of a tensor with one element as a Python number, bool or bytes; None if it was not sent. Raises
+    RequestError if it has another number of elements, as do the four functions below."""
     value = tensors.get(name)
     if value is None:
         return None
@@ -52,7 +53,7 @@ def scalar(tensors: Tensors, name: str) -> Any:
 
 
 def number(tensors: Tensors, name: str) -> float | None:
-    """A float that is finite in 32 bits, or None."""
+    """The value of a number; None if it was not sent. Raises RequestError if it is not finite in 32 bits."""
     value = scalar(tensors, name)
     if value is not None and not is_finite(value):
         raise RequestError(f"{name} is {value}; it must be a finite number of 32 bits")
@@ -60,7 +61,7 @@ def number(tensors: Tensors, name: str) -> float | None:
 
 
 def integer(tensors: Tensors, name: str) -> int | None:
-    """An integer, or None."""
+    """The value of an integer; None if it was not sent."""
     value = scalar(tensors, name)
     return None if value is None else int(value)
 
@@ -71,7 +72,7 @@ def flag(tensors: Tensors, name: str) -> bool:
 
 
 def text(tensors: Tensors, name: str) -> str | None:
-    """A string, or None. Raises RequestError if it is not UTF-8."""
+    """The value of a string; None if it was not sent. Raises RequestError if it is not UTF-8."""
     value = scalar(tensors, name)
     return None if value is None else decode_utf8(value, name)
 
@@ -101,8 +102,8 @@ def token_ids(tensors: Tensors, name: str) -> IntArray:
 
 
 def word_list(tensors: Tensors, name: str) -> tuple[tuple[int, ...], ...]:
-    """Token sequences from TensorRT-LLM's layout [2, L]: row 0 their concatenated ids, row 1 the end of each, padded
-    with -1."""
+    """Token sequences from TensorRT-LLM's layout [1, 2, L]: row 0 their concatenated ids, row 1 the end of each, padded
+    with -1. Raises RequestError for another shape, or ends that do not increase."""
     value = tensors.get(name)
     if value is None or value.size == 0:
         return ()

@@ -123,7 +123,7 @@ def replay(
 
 
 def source_parts(source: str) -> tuple[str, ...]:
-    """The sources in an argument of --source."""
+    """The sources in an argument of --source. Raises UserError for an unknown source, or one that occurs twice."""
     parts = HYBRID if source == "hybrid" else tuple(source.split("+"))
     for part in parts:
         if part not in SOURCES:

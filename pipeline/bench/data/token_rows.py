@@ -38,7 +38,7 @@ def token_sequences(path: Path, encode: Encode | None = None, with_prompts: bool
 
 def bench_requests(text: str, path: Path) -> Iterable[tuple[str, Any]] | None:
     """The requests of strategy "none" (or else of the first strategy) in the results of a bench, each with its place in
-    the file. None if the text is not such a result."""
+    the file. None if the text is not such a result. Raises UserError if `requests` is not a list of objects."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -110,8 +110,9 @@ class GatewayConfig(Frozen):
     )
     inner_models: bool = Field(
         False,
-        description="Let clients call preprocessing, tensorrt_llm and postprocessing, which ignore tenants: a client "
-        "can then stop the request of another client by its id.",
+        description="Let clients call all models, also those that ignore tenants: preprocessing, postprocessing, "
+        "ensemble, tensorrt_llm and tensorrt_llm_engine. A client can then stop the request of another client by its "
+        "id.",
     )
 
 
