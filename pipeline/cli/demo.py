@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.cli import output
+from pipeline.cli.options import require_engine_of_server
 from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ServerError
@@ -39,8 +40,10 @@ _WAYS = (_Way("grpc", True), _Way("grpc", False), _Way("http", True), _Way("http
 
 
 def run_demo(resolved: ResolvedConfig, folders: Folders, max_tokens: int) -> None:
-    """Serve, send requests and compare. Raises ServerError if two outputs of a prompt differ."""
+    """Serve, send requests and compare. Raises ServerError if two outputs of a prompt differ, and as
+    `require_engine_of_server`."""
     check_start(resolved, folders)
+    require_engine_of_server(resolved)
     query = TextQuery(
         PROMPTS[0],
         max_tokens,

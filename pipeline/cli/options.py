@@ -149,9 +149,10 @@ def require_in_process(resolved: ResolvedConfig, what: str) -> None:
 
 
 def built_artifact(resolved: ResolvedConfig) -> Artifact:
-    """Return the engine; build it if it does not exist."""
+    """Return the engine; build it if it does not exist. Raises as `require_engine_of_server`."""
     from pipeline.tuning.planned_engine import planned_engine
 
+    require_engine_of_server(resolved)
     with output.working("opening the engine") as note:
         return planned_engine(resolved, folders(), note=note).artifact
 
@@ -174,12 +175,11 @@ def check_url(url: str | None, allow_remote: bool, resolved: ResolvedConfig | No
             f"The server on {url} serves {state.model} with profile {state.profile}; name these with --model and "
             "--profile."
         )
-    require_engine_of_server(resolved)
 
 
 def require_engine_of_server(resolved: ResolvedConfig) -> None:
-    """Raise UserError if the running server serves this model and profile with an engine of other settings, which a
-    build would replace on the disk."""
+    """Raise UserError if the running server serves this model and profile with an engine of other settings. A build
+    would replace that engine on the disk, and the server could not start again after a crash."""
     from pipeline.config.loading import RESOLVED
     from pipeline.config.resolution import load_resolved
     from pipeline.engine.backend import backend_of

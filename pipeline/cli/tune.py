@@ -31,6 +31,7 @@ def tune(
     """Measure pass times, draft budgets and W, N, G against plain decoding, and print the settings to write."""
     resolved = shared.resolve(model, profile, overrides)
     shared.require_in_process(resolved, "tune")
+    shared.require_engine_of_server(resolved)
 
     from dataclasses import asdict
 

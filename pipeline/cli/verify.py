@@ -113,8 +113,6 @@ def verify(
         raw=raw or not resolved.model.chat_template,
         guide=None if grammar is None else guide_file(grammar),
     )
-    if server and url is None and grammar is None:
-        shared.require_engine_of_server(resolved)
     artifact = shared.built_artifact(resolved)
 
     from pipeline.cli.verify_engine import agreement_of, compare_in_process, compare_through_server, server_of

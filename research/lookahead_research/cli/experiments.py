@@ -10,7 +10,16 @@ import typer
 
 from lookahead_research.cli.options import Outputs
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_PROFILE, Profile, Set, limit_to, numbers, output_folder, resolve
+from pipeline.cli.options import (
+    DEFAULT_PROFILE,
+    Profile,
+    Set,
+    limit_to,
+    numbers,
+    output_folder,
+    require_engine_of_server,
+    resolve,
+)
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -134,6 +143,7 @@ def _engine(model: str, profile: str, overrides: list[str] | None) -> tuple[Engi
     resolved = resolve(model, profile, overrides)
     if resolved.backend != "torch":
         raise UserError(f"Profile {profile} is for {resolved.backend}; W, N and G run on the torch backend only.")
+    require_engine_of_server(resolved)
     with output.working("opening the engine") as note:
         return load_engine(build_engine(resolved, folders(), note=note).artifact), resolved
 

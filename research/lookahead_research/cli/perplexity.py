@@ -36,6 +36,7 @@ def perplexity(
     others = None if against is None else load_scores(against)
     rows = load_workload(data or DEFAULT_PROMPTS, limit)
     wanted = shared.resolve(model, profile, overrides)
+    shared.require_engine_of_server(wanted)
     with output.working("opening the engine") as note:
         opened = open_in_process(build_engine(wanted, folders(), note=note).artifact)
     texts = [(row.row_id, opened.codec.encode(" ".join((row.system, *row.turns)).strip())) for row in rows]

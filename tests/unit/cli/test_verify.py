@@ -44,7 +44,17 @@ def test_a_server_with_an_older_build_is_not_compared_with(
 
 
 @pytest.mark.parametrize(
-    "command", [("verify", "--quick"), ("verify", "--url=127.0.0.1:2"), ("bench", "--url=127.0.0.1:2")]
+    "command",
+    [
+        ("verify", "--quick"),
+        ("verify", "--no-server"),
+        ("bench",),
+        ("bench", "--url=127.0.0.1:2"),
+        ("tune",),
+        ("demo",),
+        ("research", "perplexity"),
+        ("research", "experiments", "--outputs={folder}/outputs.jsonl", "--out={folder}/results"),
+    ],
 )
 def test_the_engine_of_a_server_with_other_settings_is_not_replaced(
     command: Sequence[str],
@@ -56,8 +66,10 @@ def test_the_engine_of_a_server_with_other_settings_is_not_replaced(
     monkeypatch.setattr("pipeline.bench.contenders.remote.check_address", lambda *arguments: None)
     manifest = tmp_path / "tiny-random-llama/latency/manifest.json"
     before = manifest.read_bytes()
+    (tmp_path / "outputs.jsonl").write_text('{"prompt_ids": [1], "output_ids": [2]}\n')
+    words = [word.format(folder=tmp_path) for word in command]
 
-    assert exit_code(*command, *words_of_server, "--set", "engine.max_seq_len=512") == 2
+    assert exit_code(*words, *words_of_server, "--set", "engine.max_seq_len=512") == 2
     assert "other settings: engine.max_seq_len 4096 instead of 512. Use the --set" in capsys.readouterr().err
     assert manifest.read_bytes() == before
 
