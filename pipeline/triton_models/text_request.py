@@ -137,14 +137,15 @@ def text_request(
 
 
 def require_few_logits(request: TextRequest, vocab_size: int, max_seq_len: int, max_bytes: int) -> None:
-    """Raise RequestError if one response would hold more logits than max_bytes."""
+    """Raise RequestError if all responses together would hold more logits than max_bytes. Triton keeps those of a
+    stream whose client does not read."""
     wanted, generation = request.wanted, request.generation
     num_rows = len(generation.prompt_ids) if wanted.context_logits else 0
-    if wanted.generation_logits and not request.stream:
+    if wanted.generation_logits:
         num_rows += min(generation.max_new_tokens, max_seq_len)
     if (num_bytes := 4 * num_rows * vocab_size) > max_bytes:
         raise RequestError(
-            f"the response would hold up to {num_bytes} bytes of logits, and {max_bytes} are allowed "
+            f"the output would hold up to {num_bytes} bytes of logits, and {max_bytes} are allowed "
             "(server.gateway.max_logits_bytes); shorten the prompt, lower max_tokens, or ask for log probabilities"
         )
 

@@ -92,7 +92,7 @@ class GatewayConfig(Frozen):
     max_logits_bytes: int = Field(
         64 << 20,
         ge=0,
-        description="Limit of the logits of one response (return_context_logits, return_generation_logits), also "
+        description="Limit of the logits of one output (return_context_logits, return_generation_logits), also "
         "without the gateway; more get status 400. In JSON they take twenty times as much memory.",
     )
     header_timeout_s: float = Field(10.0, gt=0, le=3600, description="Time limit for the headers of a request.")

@@ -171,17 +171,19 @@ def test_other_requests_go_on_while_a_long_text_is_tokenized(monkeypatch):
     run(together())
 
 
-def test_more_logits_than_a_response_may_hold_are_refused():
-    """Four bytes for each of 24 tokens: those of a small request can take gigabytes."""
+def test_more_logits_than_an_output_may_hold_are_refused():
+    """Four bytes for each of 24 tokens: those of a small request can take gigabytes. Those of a stream would wait in
+    Triton's memory for a client that does not read."""
     bls = Bls(small_config("server.gateway.max_logits_bytes=960"), letter_codec(), [TableTarget()])
 
     def num_answers(text: str, max_tokens: int, **more: bool) -> int:
         return len(run(answers_of(bls, text_tensors(text, max_tokens, **more))))
 
     assert num_answers("ccdd", 10, return_generation_logits=True) == 1
-    assert num_answers("ccdd", 11, return_generation_logits=True, stream=True) > 1  # a few in each response
-    with pytest.raises(RequestError, match="up to 1056 bytes of logits, and 960 are allowed"):
-        num_answers("ccdd", 11, return_generation_logits=True)
+    assert num_answers("ccdd", 10, return_generation_logits=True, stream=True) > 1
+    for stream in (False, True):
+        with pytest.raises(RequestError, match="up to 1056 bytes of logits, and 960 are allowed"):
+            num_answers("ccdd", 11, return_generation_logits=True, stream=stream)
     with pytest.raises(RequestError, match="up to 1056 bytes"):
         num_answers("c" * 11, 1, return_context_logits=True)
 
