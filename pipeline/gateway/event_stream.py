@@ -40,7 +40,11 @@ def parsed(event: bytes) -> Json | bytes:
 
 def event_of(chunk: Json) -> bytes:
     """The server-sent event with a chunk."""
-    data = write_json(chunk)
+    return DATA + as_one_line(write_json(chunk)) + b"\n\n"
+
+
+def as_one_line(data: bytes) -> bytes:
+    """JSON that holds none of the characters in _LINE_ENDS."""
     for end, escaped in _LINE_ENDS.items():
         data = data.replace(end, escaped)
-    return DATA + data + b"\n\n"
+    return data

@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 import anyio
 
 from pipeline.gateway.bodies import Receive
-from pipeline.gateway.event_stream import events
+from pipeline.gateway.event_stream import as_one_line, events
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import ResponseWriter
 from pipeline.gateway.upstream import HEADER_LENGTH, Response, Transport, Unreachable, UpstreamRequest
@@ -82,7 +82,7 @@ async def _forward_response(response: Response, request_id: str, answer: Respons
                 if not started:
                     await answer.start(status, STREAM_HEADERS, is_stream=True)
                     started = True
-                await answer.piece(sent_id.as_chosen(event))
+                await answer.piece(as_one_line(sent_id.as_chosen(event)))
         await answer.end()
         return
     first = await anext(chunks, b"")

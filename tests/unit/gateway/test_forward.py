@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
 
@@ -31,6 +33,17 @@ def test_each_event_of_a_stream_has_the_clients_own_id() -> None:
     answer = send(back, "POST", STREAM, SPEC, json={"text_input": "a"}, headers=HEADERS)
 
     assert answer.content == 4 * b'data: {"id":"mine","text_output":"alice/"}\n\n'
+
+
+def test_lines_of_a_stream_end_at_line_feeds_only() -> None:
+    """httpx's `iter_lines` ends a line at these characters, too."""
+    event = 'data: {"text_output":"é\u2028\u2029\x85\\n"}\n\n'.encode()
+
+    answer = send(behind(lambda request: events(event)), "POST", STREAM, json={"text_input": "a"})
+
+    first, *others = answer.text.splitlines()
+    assert json.loads(first.removeprefix("data: ")) == {"text_output": "é\u2028\u2029\x85\n"}
+    assert others == [""]
 
 
 def test_an_event_that_is_too_long_to_be_held_arrives_in_parts() -> None:
