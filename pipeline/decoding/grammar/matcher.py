@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher
@@ -136,27 +137,32 @@ class Matcher:
         """The part of a draft tree that the grammar permits, with forced tokens added. An added node has the
         probability of its parent and source -1. Fixed nodes of a window are kept, because they are useful only
         together."""
-        growth = _Guided(tree, max_depth)
-        self._guide(growth, ROOT, ROOT, 0)
+        growth, state = _Guided(tree, max_depth), self._state
+        todo: list[_Visit | None] = [*self._visits(growth, ROOT, ROOT, 0)]  # None stands for a rollback of one token
+        while todo:
+            visit = todo.pop()
+            if visit is None:
+                state.rollback(1)
+            elif visit.token in self._ends.end_ids:
+                if visit.is_forced or self.is_accepting:
+                    growth.add(visit.old, visit.above, visit.token)
+            elif visit.is_forced or state.validate_tokens([visit.token]) == 1:
+                if not state.consume_token(visit.token):
+                    state.rollback(visit.depth)
+                    break
+                node = growth.add(visit.old, visit.above, visit.token)
+                todo += [None, *self._visits(growth, visit.old, node, visit.depth + 1)]
         self._recover()
         return limit_tree(growth.tree(), max_nodes, max(max_depth, len(tree)))
 
-    def _guide(self, growth: _Guided, old: int | None, new: int, depth: int) -> None:
-        """Add the permitted nodes below node `new`. old: the same node in the drafts, if it is one."""
+    def _visits(self, growth: _Guided, old: int | None, above: int, depth: int) -> list[_Visit]:
+        """The visits below node `above` of growth, last first. old: the same node in the drafts, if it is one."""
         if depth >= growth.max_depth:
-            return
+            return []
         drafts = growth.children.get(old, _NO_CHILDREN) if old is not None else _NO_CHILDREN
-        state = self._state
-        forced = [self._end()] if self.is_complete else state.compute_ff_tokens()[:1]
-        for token in forced or drafts:
-            if token in self._ends.end_ids:
-                if forced or self.is_accepting:
-                    growth.add(drafts.get(token), new, token)
-            elif forced or state.validate_tokens([token]) == 1:
-                if not state.consume_token(token):
-                    return
-                self._guide(growth, drafts.get(token), growth.add(drafts.get(token), new, token), depth + 1)
-                state.rollback(1)
+        forced = [self._end()] if self.is_complete else self._state.compute_ff_tokens()[:1]
+        visits = [_Visit(drafts.get(token), above, token, depth, bool(forced)) for token in forced or drafts]
+        return visits[::-1]
 
     def _mask_of_path(self, path: Sequence[int]) -> TokenMask | None:
         num_consumed = self._state.try_consume_tokens(list(path))
@@ -194,6 +200,18 @@ class Matcher:
     def _restart(self) -> None:
         self._state = self._renew()
         self._state.consume_tokens(self.token_ids)
+
+
+class _Visit(NamedTuple):
+    """A token to add to a tree under construction, if the grammar permits it. old: its node in the drafts, if it is
+    one. above: its parent in the new tree, which is `depth` tokens below the root. is_forced: whether the grammar
+    forces it."""
+
+    old: int | None
+    above: int
+    token: int
+    depth: int
+    is_forced: bool
 
 
 class _Guided:

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.grammar.masks import TokenMask, TreeMasks
 from pipeline.decoding.grammar.matcher import Ends, Matcher
-from pipeline.decoding.tree import ROOT, DraftTree, children_of, path_to, tree_from_lists
+from pipeline.decoding.tree import ROOT, DraftTree, chain, children_of, path_to, tree_from_lists
 from pipeline.errors import RequestError
 from tests.grammars import END, STOP, TOKENS, VOCAB_SIZE, compiler, vocabulary
 
@@ -65,6 +65,12 @@ def test_a_tree_keeps_its_bounds_and_its_window() -> None:
     assert guided.num_fixed == 2
     assert guided.token_ids[:2].tolist() == ids("x", "1")
     assert len(guided) <= 4
+
+
+def test_a_chain_of_any_length_is_guided() -> None:
+    """One of a thousand tokens ended all running requests with a RecursionError."""
+    guided = matcher_of("[ab]+").guided(chain(ids("a", "b") * 1000), 2000, 2000)
+    assert len(guided) == 2000
 
 
 def test_the_end_token_is_forced_where_the_output_is_complete() -> None:
