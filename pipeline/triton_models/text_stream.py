@@ -10,6 +10,7 @@ The concatenated chunks equal the decoded output up to the first stop word. Two 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from pipeline.triton_models.text_codec import TextCodec
@@ -27,7 +28,7 @@ class TextStream:
     def __init__(self, codec: TextCodec, stop_words: Sequence[str] = (), min_tokens: int = 0) -> None:
         self.stopped = False
         self._codec = codec
-        self._stop_words = tuple(word for word in stop_words if word)
+        self._stop_words = sorted(word for word in stop_words if word)
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._ids: list[int] = []
@@ -97,8 +98,11 @@ class TextStream:
 
     def _length_to_hold(self, text: str) -> int:
         """Length of the longest suffix of text that is a prefix of a stop word."""
-        longest = max((len(word) - 1 for word in self._stop_words), default=0)
+        words = self._stop_words
+        longest = max((len(word) - 1 for word in words), default=0)
         for length in range(min(longest, len(text)), 0, -1):
-            if any(word.startswith(text[-length:]) for word in self._stop_words):
+            # Both can be long, so words are not compared one by one. Those with a prefix follow it in sorted order.
+            place = bisect_left(words, text[-length:])
+            if place < len(words) and words[place].startswith(text[-length:]):
                 return length
         return 0

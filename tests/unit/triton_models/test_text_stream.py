@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -158,6 +160,23 @@ def shown_by(stream: TextStream, text: str) -> str:
 )
 def test_a_stop_word_counts_if_it_ends_after_min_tokens(stop_words, min_tokens, expected):
     assert shown_by(TextStream(CODECS["byte level"], stop_words, min_tokens), "abcdabcd") == expected
+
+
+class CountedWord(str):
+    """A stop word that counts the comparisons with all of them."""
+
+    num_comparisons = 0
+
+    def startswith(self, *arguments: Any) -> bool:
+        CountedWord.num_comparisons += 1
+        return super().startswith(*arguments)
+
+
+def test_many_stop_words_beside_a_long_one_cost_one_comparison_per_length_of_the_text():
+    """With a thousand of them, a text of 8,000 characters took seconds after its end differed from the long one."""
+    words = [CountedWord("a" * 60), *(CountedWord(f"c{number}") for number in range(50))]
+    assert shown_by(TextStream(CODECS["byte level"], words), "a" * 40 + "b") == "a" * 40 + "b"
+    assert CountedWord.num_comparisons <= 100
 
 
 def test_a_resumed_output_counts_its_earlier_tokens_and_ignores_their_stop_words():
