@@ -117,8 +117,8 @@ class SlotAttention:
         for segment, plain_mask, sliding_mask in self.segments:
             rows, slot = slice(segment.start, segment.start + segment.length), segment.slot.index
             end = segment.cached + segment.length
-            keys[slot, :, segment.cached : end] = key[0, :, rows]
-            values[slot, :, segment.cached : end] = value[0, :, rows]
+            keys[slot, :, segment.cached : end] = _finite(key[0, :, rows])
+            values[slot, :, segment.cached : end] = _finite(value[0, :, rows])
             # [1, kv_head, group * len, dim]
             grouped = query[:, :, rows].reshape(1, num_kv_heads, -1, dim)
             mask = sliding_mask if is_sliding else plain_mask
@@ -133,6 +133,11 @@ class SlotAttention:
             )
             output[0, rows] = attended.reshape(num_heads, segment.length, dim).transpose(0, 1)
         return output, None
+
+
+def _finite(rows: torch.Tensor) -> torch.Tensor:
+    """Keys or values with 0 for NaN and infinity: a masked draft has the weight 0, and 0 times them would be NaN."""
+    return torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _position_bias(segment: Segment, slopes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

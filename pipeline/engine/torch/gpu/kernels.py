@@ -162,8 +162,15 @@ def _rotate(
         tl.store(keys + offset, rotated_low, mask=is_stored)
         tl.store(keys + offset + HALF, rotated_high, mask=is_stored)
         value_source = source + NUM_KV_HEADS * 2 * HALF
-        tl.store(values + offset, tl.load(value_source, mask=is_stored), mask=is_stored)
-        tl.store(values + offset + HALF, tl.load(value_source + HALF, mask=is_stored), mask=is_stored)
+        tl.store(values + offset, _finite(value_source, is_stored), mask=is_stored)
+        tl.store(values + offset + HALF, _finite(value_source + HALF, is_stored), mask=is_stored)
+
+
+@triton.jit
+def _finite(source, inside):
+    """Values with 0 for NaN and infinity: a masked draft has the weight 0, and 0 times them would be NaN."""
+    values = tl.load(source, mask=inside, other=0.0)
+    return tl.where(tl.abs(values) < float("inf"), values, 0.0)
 
 
 @triton.jit

@@ -104,7 +104,8 @@ def write_value(cache: Longs, layer: int, slot: int, head: int, place: int, sour
         entries = carray(float_pointer(source), dim)
         for index in range(dim):
             target = value + index // LANES * block_bytes + 4 * (place * LANES + index % LANES)
-            store_float(target, entries[index])
+            # A masked draft has the weight 0, and 0 times NaN or infinity would be NaN.
+            store_float(target, entries[index] if np.isfinite(entries[index]) else np.float32(0))
         return
     scale = quantize_int16(source, dim, table[tables.CACHE_RANGE], spare)
     store_float(address_of(cache[tables.VALUE_SCALES], layer, slot, head) + 4 * place, scale)

@@ -28,6 +28,17 @@ def _rows_of(model: PreTrainedModel, texts: list[list[int]]) -> npt.NDArray[np.f
     return rows
 
 
+def rows_beside(engine: Engine, token: int) -> list[npt.NDArray[np.floating]]:
+    """Logits of the root and of a node, beside a branch of drafts of this token."""
+    engine.forget_cached()
+    sequence = engine.open(np.arange(1, 7))
+    (logits,) = engine.verify([VerifyItem(sequence, tree_from_lists([token, token, 3], [-1, 0, -1]))])
+    assert logits is not None
+    rows = [logits.row(0).copy(), logits.row(3).copy()]
+    engine.release(sequence)
+    return rows
+
+
 def worst_difference(engine: Engine, reference: PreTrainedModel, num_tokens: int = 20, num_first: int = 9) -> float:
     """Largest difference of a logit from that of a plain pass, relative to the largest logit of its row.
 

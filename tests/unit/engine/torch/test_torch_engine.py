@@ -19,6 +19,7 @@ from pipeline.engine.torch.engine import TorchEngine, num_rows
 from pipeline.errors import BuildError, BusyError
 from tests.fakes import HostileSource, make_request, make_scheduler
 from tests.unit.engine.torch.devices import DEVICE
+from tests.unit.engine.torch.plain_passes import rows_beside
 
 VOCAB_SIZE = 24
 LIMITS = EngineLimits(max_batch_size=4, max_seq_len=96, max_num_tokens=256, max_draft_tokens=32, vocab_size=VOCAB_SIZE)
@@ -254,3 +255,12 @@ def test_a_cache_that_does_not_fit_is_refused_with_what_would_do(monkeypatch: py
     monkeypatch.setattr(attention, "available_bytes", lambda: 1000)
     with pytest.raises(BuildError, match=r"A KV cache of \d+ sequences .* takes .* GB; 0.0 GB are available on cpu"):
         TorchEngine(tiny_model(), LIMITS)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_draft_whose_activations_are_not_finite_changes_no_other_row(value: float) -> None:
+    model = tiny_model().to(DEVICE)
+    model.get_input_embeddings().weight.data[8] = value
+    engine = TorchEngine(model, LIMITS)
+
+    assert np.array_equal(rows_beside(engine, 8), rows_beside(engine, 2))

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -18,7 +19,7 @@ from pipeline.engine.contract import EngineLimits
 from pipeline.engine.torch.engine import TorchEngine
 from pipeline.engine.torch.load_transformers import engine_over
 from tests.unit.engine.torch.devices import DEVICE
-from tests.unit.engine.torch.plain_passes import worst_difference
+from tests.unit.engine.torch.plain_passes import rows_beside, worst_difference
 
 pytest.importorskip("triton")
 
@@ -72,3 +73,13 @@ def test_passes_equal_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -
 def test_a_model_of_another_family_and_one_on_a_cpu_have_transformers_pass() -> None:
     assert gpu_plan(model_of(LlamaConfig(**COMMON, hidden_act="gelu"))) is None
     assert isinstance(engine_over(model_of(CONFIGS["window"]), LIMITS), TorchEngine)
+
+
+def test_a_draft_whose_activations_are_not_finite_changes_no_other_row() -> None:
+    model = model_of(CONFIGS["grouped heads"]).to(DEVICE)
+    model.get_input_embeddings().weight.data[8] = torch.nan
+    plan = gpu_plan(model)
+    assert plan is not None
+    engine = GpuEngine(model, plan, LIMITS)
+
+    assert np.array_equal(rows_beside(engine, 8), rows_beside(engine, 2))

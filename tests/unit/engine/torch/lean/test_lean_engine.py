@@ -24,7 +24,7 @@ from pipeline.engine.torch.lean.weights import map_weights
 from pipeline.engine.torch.linear_layers import dequantize, quantize
 from pipeline.errors import BuildError
 from tests.unit.engine.torch.lean.models import LIMITS, VARIANTS, VOCAB_SIZE, lean_engine, tiny_model
-from tests.unit.engine.torch.plain_passes import row_of, worst_difference
+from tests.unit.engine.torch.plain_passes import row_of, rows_beside, worst_difference
 
 
 class ExactInt8(torch.nn.Module):
@@ -272,3 +272,12 @@ def test_one_thread_compiles_the_pass_before_several_run_it(monkeypatch: pytest.
         monkeypatch.setattr("pipeline.engine.torch.lean.engine.is_complete", lambda complete=complete: complete)
         lean_engine(tiny_model("qwen3"), "float32", tmp_path / f"{complete}{num_threads}", num_threads)
         assert len(warmed_up) == expected
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_a_draft_whose_activations_are_not_finite_changes_no_other_row(kind: str, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.get_input_embeddings().weight.data[8] = torch.nan
+    engine = lean_engine(model, kind, tmp_path)  # type: ignore[arg-type]
+
+    assert np.array_equal(rows_beside(engine, 8), rows_beside(engine, 2))
