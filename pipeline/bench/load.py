@@ -136,7 +136,7 @@ def summary_of(result: LoadResult) -> dict[str, Any]:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
-    """p50, p95, p99 and the largest, in milliseconds."""
+    """Return p50, p95, p99 and the largest of times in seconds, in milliseconds; None without times."""
     if not seconds:
         return None
     values = 1000 * np.percentile(seconds, [50, 95, 99, 100])

@@ -43,7 +43,7 @@ def require_one_row(tensors: Tensors) -> None:
 
 def scalar(tensors: Tensors, name: str) -> Any:
     """The value of a tensor with one element as a Python number, bool or bytes; None if it was not sent. Raises
-    RequestError if it has another number of elements, as do the four functions below."""
+    RequestError if it has another number of elements."""
     value = tensors.get(name)
     if value is None:
         return None

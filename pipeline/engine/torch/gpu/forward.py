@@ -21,7 +21,7 @@ from pipeline.engine.torch.lean.plan import LeanPlan
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of a layer. head_norms: of queries and keys."""
+    """Weights of a layer. head_norms: of queries and keys. window: sliding window in positions, 0 for none."""
 
     input_norm: torch.Tensor
     qkv: nn.Linear
