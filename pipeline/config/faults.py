@@ -146,7 +146,8 @@ def without(data: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]
 
 def _text(entry: dict[str, Any], path: KeyPath, schema: type[BaseModel], data: Mapping[str, Any]) -> str:
     found, context = entry["input"], entry.get("ctx", {})
-    right = entry["msg"].removeprefix("Input ").replace("an object", "keys and values")
+    right = entry["msg"].removeprefix("Input ")
+    right = right.replace("an object", "keys and values").replace("a valid array", "a list")
     match entry["type"]:
         case "extra_forbidden":
             return "unknown key." + _suggest_key(path, schema, data)

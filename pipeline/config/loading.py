@@ -74,10 +74,9 @@ def _find(
     if name in engines:
         return engines[name]
     if "/" in name or path.exists() or path.suffix.lower() in (".yaml", ".yml", ".gguf"):
-        fault = "it is of another kind" if path.exists() else "the path does not exist"
-        raise ConfigError(
-            f"There is no {kind} '{name}': {fault}. Give a name of `lookahead {kind}s`, or {other.rstrip(',')}."
-        )
+        missing = f"There is no {kind} '{name}': the path does not exist"
+        fault = f"'{name}' is not a {kind}" if path.exists() else missing
+        raise ConfigError(f"{fault}. Give a name of `lookahead {kind}s`, or {other.rstrip(',')}.")
     known = sorted({*names_in(folders), *engines})
     raise ConfigError(
         f"There is no {kind} '{name}'.{did_you_mean(name, known)} Known {kind}s: {', '.join(known)}; {other} works too."

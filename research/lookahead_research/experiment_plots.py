@@ -25,8 +25,8 @@ def _axes(path: Path, x_label: str, colour: str = "black") -> Iterator[Any]:
 
 
 def plot_lengths(path: Path, rows: Sequence[Row], key: str, label: str) -> None:
-    """Write a plot of acceptance length against the length `key` of the rows, one line per retrieval strategy. label: of
-    the x axis."""
+    """Write a plot of acceptance length against the length `key` of the rows, one line per retrieval strategy. label:
+    of the x axis."""
     with _axes(path, label) as axes:
         for retrieval in dict.fromkeys(row["retrieval"] for row in rows):
             chosen = [row for row in rows if row["retrieval"] == retrieval]

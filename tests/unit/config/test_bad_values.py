@@ -31,6 +31,7 @@ def test_anchors_that_multiply_are_refused() -> None:
             "server.startup_timeout_s=1e-3",
             "found the text '1e-3'; should be a valid number. Written as a number it is 0.001",
         ),
+        ("drafting.sources=3", "drafting.sources: found 3; should be a list."),
         ("drafting.sources.²=1", "drafting.sources.²: does not exist"),
         ("server.startup_timeout_s=.nan", "server.startup_timeout_s: found nan; should be a finite number"),
     ],
