@@ -111,11 +111,7 @@ def _limited(scores: FloatArray) -> FloatArray:
 
 def _completed_bad_words(bad_words: Iterable[Sequence[int]], context: IntArray) -> list[int]:
     """Tokens that would complete a bad word after context."""
-    return [
-        word[-1]
-        for word in bad_words
-        if len(word) == 1 or (len(context) >= len(word) - 1 and tuple(context[1 - len(word) :].tolist()) == word[:-1])
-    ]
+    return [word[-1] for word in bad_words if len(word) == 1 or tuple(context[1 - len(word) :].tolist()) == word[:-1]]
 
 
 def _ban(scores: FloatArray, tokens: Iterable[int]) -> None:

@@ -92,6 +92,8 @@ def test_presence_and_frequency_count_from_prompt_ignore_length_on() -> None:
 
 def test_no_end_token_before_the_minimum_length() -> None:
     assert chosen(min_new_tokens=1, end_ids=frozenset({1})) == 2
+    beyond = frozenset({1, len(LOGITS)})  # end tokens of a tokenizer that has more tokens than the model
+    assert chosen(min_new_tokens=1, end_ids=beyond) == 2
     request = make_request(prompt=[0, 0], sampling=SamplingParams(), min_new_tokens=1, end_ids=frozenset({1}))
     assert choose_token(request, LOGITS, CONTEXT) == 1
 
@@ -122,6 +124,7 @@ def test_all_faults_of_sampling_parameters_are_named_together() -> None:
         ({"presence_penalty": -1e39}, "presence_penalty is -1e"),
         ({"frequency_penalty": float("nan")}, "frequency_penalty is nan"),
         ({"min_p": float("nan")}, "min_p is nan"),
+        ({"seed": 1 << 64}, "seed is 18446744073709551616"),
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"embedding_bias": np.asarray([0, np.nan] + [0] * 22, np.float32)}, "embedding_bias of token 1 is nan"),
         ({"embedding_bias": np.asarray([0, -np.inf] + [0] * 22, np.float32)}, "embedding_bias of token 1 is -inf"),
