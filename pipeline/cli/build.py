@@ -19,6 +19,7 @@ from pipeline.cli.options import (
     Set,
     Verbose,
     output_folder,
+    require_engine_of_server,
     resolve,
 )
 from pipeline.config.folders import folders
@@ -49,6 +50,7 @@ def engine(
     if dry_run:
         _show_plan(resolved, as_json, verbose)
         return
+    require_engine_of_server(resolved)
 
     from pipeline.tuning.planned_engine import planned_engine, stored_cost_curve
 
@@ -134,6 +136,7 @@ def repo(
         raise ConfigError("--decoupled needs --llmapi. Other repositories have models with and without streaming.")
     else:
         _require_unserved(target or artifact_dir(folders(), resolved.model.name, resolved.profile.name) / REPOSITORY)
+        require_engine_of_server(resolved)
         with output.working("building the engine and the repository") as note:
             folder = prepare(resolved, folders(), target, note).repository
         models = check_repository(folder)

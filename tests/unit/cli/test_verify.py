@@ -46,6 +46,8 @@ def test_a_server_with_an_older_build_is_not_compared_with(
 @pytest.mark.parametrize(
     "command",
     [
+        ("engine", "--force"),
+        ("repo", "--out={folder}/repository"),
         ("verify", "--quick"),
         ("verify", "--no-server"),
         ("bench",),
