@@ -75,7 +75,7 @@ def _compiler() -> Finding:
     compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler:
         return Finding("C compiler", "ok", compiler)
-    return Finding("C compiler", "note", "none", "Install gcc or clang; the torch engine compiles some steps with it.")
+    return Finding("C compiler", "note", "none", "For the torch engine on a GPU, install gcc or clang.")
 
 
 def _hardware() -> Iterator[Finding]:

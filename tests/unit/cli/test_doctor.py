@@ -93,6 +93,14 @@ def test_a_bare_machine_lacks_it_all_and_nothing_fails(tmp_path, monkeypatch):
     assert set(found) == {"TensorRT-LLM", "CUDA driver", "NVIDIA GPUs", "mpirun", "docker"}
 
 
+def test_a_c_compiler_is_needed_on_a_gpu_only(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    found = doctor(capsys)[1]["C compiler"]
+    assert (found["state"], found["found"]) == ("note", "none")
+    assert found["remedy"] == "For the torch engine on a GPU, install gcc or clang."
+
+
 def test_docker_without_its_daemon_is_a_different_finding(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     write_program(tmp_path / "docker", "raise SystemExit('no daemon')")
