@@ -27,7 +27,9 @@ def load(
     concurrency: Annotated[
         int, typer.Option("--concurrency", min=1, max=shared.MOST_REQUESTS, help="Number of clients.")
     ] = 4,
-    duration: Annotated[float, typer.Option("--duration", min=0.1, help="Duration of sending, in seconds.")] = 30.0,
+    duration: Annotated[
+        float, typer.Option("--duration", min=0.1, max=1e6, help="Duration of sending, in seconds.")
+    ] = 30.0,
     max_requests: Annotated[
         int | None, typer.Option("--max-requests", min=1, help="Number of requests after which the run ends.")
     ] = None,
