@@ -81,6 +81,12 @@ def test_chunks_grow_while_nothing_is_drafted_and_shrink_when_something_is():
     assert steps.next(EMPTY_TREE, 10, 99).num_tokens == CHUNK_TOKENS
 
 
+def test_a_chunk_leaves_the_room_that_the_engine_reserves_for_drafts():
+    limits = RuntimeLimits(max_seq_len=100, max_num_tokens=200, max_draft_len=20, chunked_context=True)
+
+    assert ChainCallPlanner(limits, max_drafts=0, costs=None).next(EMPTY_TREE, 78, 20).num_tokens == 2
+
+
 def test_the_last_token_is_asked_for_without_drafts():
     def step(num_drafted: int, context_len: int, remaining: int) -> tuple[int, int]:
         steps = ChainCallPlanner(RuntimeLimits(4096, 4096, 10, False), max_drafts=30, costs=None)

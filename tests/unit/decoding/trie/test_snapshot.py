@@ -40,6 +40,11 @@ def content(trie: Trie, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
+def test_the_format_has_a_number_that_only_another_format_changes(content: bytes):
+    """Earlier programs refuse a file of another version, so all files would be lost."""
+    assert int.from_bytes(content[8:12], "little") == 3
+
+
 def test_a_restored_trie_is_the_one_saved_and_goes_on_like_it(trie: Trie, content: bytes, tmp_path: Path):
     path = tmp_path / "a.trie"
     path.write_bytes(content)
