@@ -79,6 +79,7 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative_scores() ->
     logits = np.asarray([4.0, 3.0, -1.0], np.float32)
     assert chosen(np.asarray([0], np.int32), logits, repetition_penalty=1.5) == 1
     assert chosen(np.asarray([0, 1], np.int32), logits, repetition_penalty=1.5) == 0
+    assert chosen(np.asarray([0], np.int32), np.asarray([0.5, 0.4], np.float32), repetition_penalty=1.5) == 1
 
 
 def test_presence_and_frequency_count_from_prompt_ignore_length_on() -> None:
@@ -109,6 +110,7 @@ def test_all_faults_of_sampling_parameters_are_named_together() -> None:
     for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "bad_words"):
         assert name in str(caught.value)
     check_sampling(SamplingParams(temperature=0.7, top_k=5, top_p=1.0), VOCAB_SIZE)
+    check_sampling(SamplingParams(repetition_penalty=float(np.finfo(np.float32).tiny)), VOCAB_SIZE)
     largest = np.full(VOCAB_SIZE, LARGEST, np.float32)
     check_sampling(SamplingParams(min_p=1.0, bad_words=((0,),), embedding_bias=largest), VOCAB_SIZE)
 

@@ -29,6 +29,15 @@ def test_conditional_probabilities_are_ratios_of_paths() -> None:
     assert joined.conditionals.tolist() == pytest.approx([0.5, 0.5, 0.8, 0.125, *unknown])
 
 
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize(("token", "probability"), [(50, 0.5), (-1, 0.5), (1, np.nan)])
+def test_a_faulty_node_is_named(node: int, token: int, probability: float) -> None:
+    tokens, probabilities = [3, 4], [0.5, 0.5]
+    tokens[node], probabilities[node] = token, probability
+    with pytest.raises(ValueError, match=f"draft node {node} has token {token}"):
+        joined_proposals([(0, tree_from_lists(tokens, [-1, -1], probabilities))])
+
+
 @pytest.mark.parametrize(("probabilities", "conditional"), [([0.5, 0.6], 1.0), ([0.0, 0.5], 1.0), ([0.5, 0.0], 1e-4)])
 def test_conditional_probabilities_of_odd_estimates_are_bounded(probabilities: list[float], conditional: float) -> None:
     joined = joined_proposals([(0, tree_from_lists([1, 2], [-1, 0], probabilities))])
