@@ -20,7 +20,6 @@ _LONGEST_ERROR_BYTES = 1 << 16
 # Longest event that is held until it is complete.
 _LONGEST_EVENT_BYTES = 1 << 20
 _FORWARDED_HEADERS = ("content-type", "content-length", HEADER_LENGTH)
-STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 @asynccontextmanager
@@ -74,14 +73,11 @@ async def _forward_response(response: Response, request_id: str, answer: Respons
         raise refusal_of(status, text_of_body(await start_of(chunks)), request_id)
     headers = {name: response.headers[name] for name in _FORWARDED_HEADERS if name in response.headers}
     if headers.get("content-type", "").startswith("text/event-stream"):
-        started = False
         async with aclosing(events(chunks, _LONGEST_EVENT_BYTES)) as found:
             async for event in found:
                 if (refusal := refusal_in_event(event, request_id)) is not None:
                     raise refusal
-                if not started:
-                    await answer.start(status, STREAM_HEADERS, is_stream=True)
-                    started = True
+                await answer.start_stream(status)
                 await answer.piece(as_one_line(sent_id.as_chosen(event)))
         await answer.end()
         return

@@ -12,7 +12,7 @@ import anyio
 from pipeline.gateway.bodies import Json, Receive, write_json
 from pipeline.gateway.chunk_aggregation import aggregated
 from pipeline.gateway.event_stream import END, event_of
-from pipeline.gateway.forward import STREAM_HEADERS, while_connected
+from pipeline.gateway.forward import while_connected
 from pipeline.gateway.front_end import FrontEndRequest, chunks_of
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import JSON, ResponseWriter
@@ -84,7 +84,6 @@ class ChoicesOutput:
         # Chunk with the usage of each choice. A stream that breaks after it and is sent again has another one.
         self._usages: dict[int, Json] = {}
         self._head: Json = {}
-        self._is_started = False
         # Choices write concurrently, and the first must have sent the headers before another sends an event.
         self._lock = asyncio.Lock()  # anyio's lock yields to other tasks at each event
 
@@ -115,18 +114,13 @@ class ChoicesOutput:
         if chunks := list(self._usages.values()):
             usage = chunks[0]["usage"] if self._is_single else joined_usage([chunk["usage"] for chunk in chunks])
             last = event_of(chunks[0] | {"usage": usage}) + END
-        await self._start()
+        await self._answer.start_stream()
         await self._answer.end(last)
 
     async def _send(self, event: bytes) -> None:
         async with self._lock:
-            await self._start()
+            await self._answer.start_stream()
             await self._answer.piece(event)
-
-    async def _start(self) -> None:
-        if not self._is_started:
-            self._is_started = True
-            await self._answer.start(200, STREAM_HEADERS, is_stream=True)
 
     def _renumbered(self, chunk: Json, number: int) -> Json:
         """Set the common id and the choices' indices in a chunk. For several prompts, the indices of each prompt's

@@ -12,6 +12,7 @@ from pipeline.gateway.refusal import Refusal
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Style = Literal["triton", "openai"]
 JSON = {"content-type": "application/json"}
+_STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -25,11 +26,17 @@ class ResponseWriter:
         self._headers = {"x-request-id": self.request_id}
         self._started = self._is_stream = False
 
-    async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
-        """Begin the response. is_stream: whether each piece consists of complete server-sent events."""
-        self._started, self._is_stream = True, is_stream
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        """Begin the response."""
+        self._started = True
         pairs = [(name.encode(), value.encode("latin-1")) for name, value in {**headers, **self._headers}.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+
+    async def start_stream(self, status: int = 200) -> None:
+        """Begin a stream whose pieces consist of complete server-sent events, unless it has begun."""
+        if not self._started:
+            self._is_stream = True
+            await self.start(status, _STREAM_HEADERS)
 
     async def piece(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})

@@ -8,7 +8,6 @@ from typing import Any
 
 from pipeline.gateway.bodies import Json, write_json
 from pipeline.gateway.event_stream import event_of
-from pipeline.gateway.forward import STREAM_HEADERS
 from pipeline.gateway.response_writer import JSON, ResponseWriter
 from pipeline.gateway.rewriting import Rewrite
 
@@ -25,7 +24,6 @@ class ResponsesOutput:
         self._rewrites = rewrites
         self._is_whole = is_whole
         self._events = ResponseEvents(head)
-        self._is_started = False
 
     async def add(self, number: int, chunk: Json | bytes) -> None:
         """Add a chunk of the chat. Events without JSON have no counterpart here. number: of the choice, always 0."""
@@ -34,7 +32,7 @@ class ResponsesOutput:
         for rewrite in self._rewrites:
             chunk = rewrite(chunk)
         if (events := self._events.of(chunk)) and not self._is_whole:
-            await self._start()
+            await self._answer.start_stream()
             await self._answer.piece(events)
 
     async def finish(self) -> None:
@@ -43,13 +41,8 @@ class ResponsesOutput:
         if self._is_whole:
             await self._answer.send(write_json(self._events.response), JSON)
         else:
-            await self._start()
+            await self._answer.start_stream()
             await self._answer.end(events)
-
-    async def _start(self) -> None:
-        if not self._is_started:
-            self._is_started = True
-            await self._answer.start(200, STREAM_HEADERS, is_stream=True)
 
 
 class ResponseEvents:
