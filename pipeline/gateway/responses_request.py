@@ -59,7 +59,8 @@ def chat_request(body: Mapping[str, Any]) -> Json:
     if sent.get("truncation", "disabled") != "disabled":
         raise RequestError('truncation must be "disabled": the server cuts no input')
     sent |= _log_probs(sent) | _text_options(sent.pop("text", {})) | _reasoning(sent.pop("reasoning", {}))
-    sent["messages"] = _messages(sent.pop("instructions", None), sent.pop("input", None))
+    messages = [{"role": "system", "content": _text(sent, "instructions", "")}] if "instructions" in sent else []
+    sent["messages"] = messages + _messages(sent.get("input"))
     if "tools" in sent:
         sent["tools"] = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(_list(sent["tools"], "tools"))]
     if isinstance(sent.get("tool_choice"), Mapping):
@@ -68,7 +69,7 @@ def chat_request(body: Mapping[str, Any]) -> Json:
         if positive(limit) is None:
             raise RequestError(f"max_output_tokens must be a whole number of at least 1; found {shown(limit)}")
         sent["max_completion_tokens"] = limit
-    kept = {name: value for name, value in sent.items() if name not in _WITHOUT_EFFECT}
+    kept = {name: value for name, value in sent.items() if name not in ("instructions", "input", *_WITHOUT_EFFECT)}
     return kept | ({"stream_options": {"include_usage": True}} if sent.get("stream") else {})
 
 
@@ -124,13 +125,11 @@ def _reasoning(reasoning: Any) -> Json:
     return {} if reasoning.get("effort") is None else {"reasoning_effort": reasoning["effort"]}
 
 
-def _messages(instructions: Any, items: Any) -> list[Json]:
+def _messages(items: Any) -> list[Json]:
     """The messages of a chat. items: a text, or a list of messages, calls and their outputs."""
-    messages: list[Json] = []
-    if instructions is not None:
-        messages.append({"role": "system", "content": _text({"instructions": instructions}, "instructions", "")})
     if isinstance(items, str):
-        return [*messages, {"role": "user", "content": items}]
+        return [{"role": "user", "content": items}]
+    messages: list[Json] = []
     for number, item in enumerate(_list(items, "input", "a text or a list of items")):
         place = f"input[{number}]"
         kind = item.get("type", "message") if isinstance(item, Mapping) else None
