@@ -7,7 +7,7 @@ from functools import partial
 
 from pipeline.decoding.accept import accept
 from pipeline.decoding.grammar.masks import TreeMasks
-from pipeline.decoding.log_probs import token_log_prob
+from pipeline.decoding.log_probs import PromptLogits, token_log_prob
 from pipeline.decoding.sampling import choose_token
 from pipeline.decoding.session import StepOutcome
 from pipeline.decoding.tree import ROOT, DraftTree
@@ -62,7 +62,7 @@ def advance(
     engine.commit(running.sequence, nodes, emitted + certain)
     if masks is not None:
         session.statistics.mask_seconds += masks.seconds
-    prompt = running.prompt if running.wants_prompt_rows else None
+    prompt, running.prompt = running.prompt if running.wants_prompt_rows else None, PromptLogits([], [])
     running.num_steps += 1
     return StepEvent(
         running.submission.request.request_id,
