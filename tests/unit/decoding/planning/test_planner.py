@@ -73,12 +73,9 @@ def test_a_window_is_sent_whole_or_not_at_all() -> None:
 
 
 def test_nothing_below_the_first_node_of_a_window_that_is_left_out_is_sent() -> None:
-    tree = tree_from_lists([0, 1, 2], [-1, 0, -1], [0.9, 0.8, 0.5])
-    own = PlanItem(DraftTree(tree.token_ids, tree.parents, tree.probabilities, None, 1), 1, 100)
-    window = item(0.01, num_fixed=1)
-    assert [each.token_ids.tolist() for each in FixedPlanner().plan([window, own], 2 + 1)] == [[0], []]
-    own = own._replace(tree=replace(own.tree, num_fixed=2))
-    assert [each.token_ids.tolist() for each in FixedPlanner().plan([own], 1 + 1)] == [[2]]
+    tree = tree_from_lists([0, 1, 2, 3], [-1, 0, 0, -1], [0.9, 0.8, 0.85, 0.5])
+    own = PlanItem(DraftTree(tree.token_ids, tree.parents, tree.probabilities, None, 2), 1, 100)
+    assert [each.token_ids.tolist() for each in FixedPlanner().plan([own], 1 + 1)] == [[3]]
 
 
 @given(plan_items(), st.lists(st.integers(0, 3), min_size=3, max_size=3), st.integers(0, 12))

@@ -295,18 +295,3 @@ def test_statistics_count_what_is_held():
     assert trie.statistics == TrieStatistics(
         num_tokens=5, num_nodes=7, num_namespaces=2, num_bytes=48 * capacity + 56, used_bytes=328, num_forgotten=0
     )
-
-
-def test_a_trie_is_used_on_after_all_its_counts_are_halved_to_nothing():
-    trie = Trie(3)
-    trie.insert([1, 2, 3])
-    for _ in range(2):
-        trie.prune()
-    trie.insert([4, 5, 6], "other")
-    trie.insert([4, 5, 6])
-    check(trie)
-    assert [trie.count(np.asarray(tokens), name) for tokens, name in (([1], ""), ([4, 5], ""), ([4], "other"))] == [
-        0,
-        1,
-        1,
-    ]
