@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline.files import about_full_disk
 from pipeline.server.log import VERBOSE_LOG, was_stopped
+from pipeline.server.watch import IDLE
 
 # Triton reports a failed Python model as "failed to load 'name' version 1: Internal: <Exception>: <text>\n\nAt:\n ...".
 _FAILED_MODEL = re.compile(
@@ -35,6 +36,8 @@ def transient_failure(log_paths: Iterable[Path]) -> str | None:
         return "another program took a port of the server first"
     if _BROKEN_LOCK in text:
         return "a lock of Triton's Python backend failed"
+    if IDLE in text:
+        return "Triton's processes waited for each other"
     return None
 
 

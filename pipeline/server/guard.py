@@ -154,7 +154,7 @@ def main() -> int:
                 return 1
             end = _wait_for_end(server, fds, spec, output)
             code = _stop(server, end.patience)
-            if not end.restart or not limit.permits_restart(end.aborted):
+            if not end.restart or not limit.permits_restart(end.transient):
                 return 1 if end.reason and not end.wanted else code
             num_restarts += 1
             _kill_rest(spec, server)
@@ -213,13 +213,14 @@ def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
 
 class _End(NamedTuple):
     """reason: why the server should end; empty if it ended by itself. wanted: whether that was requested. patience:
-    limit of the end in seconds. restart: whether to start it again. aborted: by SIGABRT, before it was ready."""
+    limit of the end in seconds. restart: whether to start it again. transient: whether Triton failed at the start, by
+    SIGABRT or by doing nothing."""
 
     reason: str = ""
     wanted: bool = False
     patience: float = 0.0
     restart: bool = False
-    aborted: bool = False
+    transient: bool = False
 
 
 def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSpec, log: BinaryIO) -> _End:
@@ -235,9 +236,10 @@ def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSp
             return requested
         if server.poll() is not None:
             aborted = not is_ready and server.returncode == -signal.SIGABRT
-            return _End(restart=ready_file.exists(), aborted=aborted)
+            return _End(restart=ready_file.exists(), transient=aborted)
         if how := watch.hangs():
-            return _End(how if is_ready else f"{how} before it was ready", restart=True)
+            reason = how if is_ready else f"{how} before it was ready"
+            return _End(reason, restart=True, transient=not is_ready)
         if ready_file.exists() and (how := service.fails()):
             return _End(how, restart=True)
         make_private(spec.server_id)

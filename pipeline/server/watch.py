@@ -19,6 +19,8 @@ _IDLE_WORK = 0.5
 _LIVE_PERIOD_S, _LIVE_LIMIT_S = 5.0, 30.0
 _ANSWER_LIMIT_S = 2.0
 _MAX_STATUS_LINE = 1000
+# Symptom of a server that hangs before it is ready.
+IDLE = "it did nothing"
 # Time limit for a service that was started again to answer.
 _START_LIMIT_S = 120.0
 
@@ -67,7 +69,7 @@ class HangWatch:
         work, now = sum(map(work_of, marked_processes(self._server_id))), time.monotonic()
         if work - self._work > _IDLE_WORK:
             self._work, self._since = work, now
-        return _late("it did nothing", now - self._since, self._hang_seconds)
+        return _late(IDLE, now - self._since, self._hang_seconds)
 
     def _is_alive(self) -> bool:
         suspended = any(map(is_suspended, model_processes(self._server_id)))

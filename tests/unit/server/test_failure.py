@@ -57,6 +57,7 @@ def test_a_folder_for_shared_memory_that_cannot_be_written_is_not_called_full(tm
         ("failed to start HTTP service: Unavailable - Socket '127.0.0.1:1' already in use", "took a port"),
         ("The gateway cannot listen on 127.0.0.1: [Errno 98] Address already in use.", "took a port"),
         ("  what():  boost::interprocess::lock_exception", "a lock of Triton's Python backend"),
+        ("lookahead: the server ended by itself (it did nothing for 60 s before it was ready)", "for each other"),
         ("failed to load 'lookahead_bls' version 1: Internal: ConfigError: There is no file.", None),
         ("", None),
     ],

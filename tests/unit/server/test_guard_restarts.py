@@ -42,14 +42,18 @@ def test_a_server_that_was_ready_and_dies_is_started_again_so_often_and_then_sta
     assert_gone(server)
 
 
-def test_a_start_at_which_triton_aborts_is_no_further_restart(fake, tmp_path):
+@pytest.mark.parametrize(
+    ("failure", "reason"), [("os.abort()", "signal 6, Aborted"), ("time.sleep(600)", "it did nothing for 3 s before")]
+)
+def test_a_start_at_which_triton_aborts_or_hangs_is_no_further_restart(failure, reason, fake, tmp_path, monkeypatch):
+    hurry_guards(monkeypatch, hang_seconds=3.0)
     server = start(tmp_path, FREE.model_copy(update={"max_restarts": 1}))
-    flag = str(tmp_path / "aborted")
-    write(fake, f"if not os.path.exists({flag!r}):\n    os.mkdir({flag!r})\n    os.abort()\n")
+    flag = str(tmp_path / "failed")
+    write(fake, f"if not os.path.exists({flag!r}):\n    os.mkdir({flag!r})\n    {failure}\n")
     tritonserver_of(server, fake).send_signal(signal.SIGKILL)
 
     state = wait_for(lambda: (s := find_server(server.run_dir)) and s.restarts == 2 and is_ready(s) and s)
-    assert state.restart_reason == "signal 6, Aborted"
+    assert state.restart_reason.startswith(reason)
     tritonserver_of(server, fake).send_signal(signal.SIGKILL)
     assert server.guard.wait() != 0
     assert_gone(server)
@@ -102,20 +106,20 @@ def test_a_server_that_is_stopped_while_it_is_started_again_stays_stopped(fake, 
     assert_gone(server)
 
 
-def test_an_aborted_start_is_free_unless_there_are_too_many_in_a_row():
+def test_a_transient_failure_is_free_unless_there_are_too_many_in_a_row():
     limit = RestartLimit(2, 600.0)
-    assert limit.permits_restart(aborted=False)
+    assert limit.permits_restart(transient=False)
     limit.add()
     for _ in range(2):
-        assert limit.permits_restart(aborted=True)
+        assert limit.permits_restart(transient=True)
         limit.add()
-    assert not limit.permits_restart(aborted=True)
-    assert limit.permits_restart(aborted=False)
+    assert not limit.permits_restart(transient=True)
+    assert limit.permits_restart(transient=False)
     limit.add()
-    assert limit.permits_restart(aborted=True)
-    assert not limit.permits_restart(aborted=False)
+    assert limit.permits_restart(transient=True)
+    assert not limit.permits_restart(transient=False)
 
 
 def test_without_restarts_none_is_permitted():
-    assert not RestartLimit(0, 600.0).permits_restart(aborted=False)
-    assert not RestartLimit(0, 600.0).permits_restart(aborted=True)
+    assert not RestartLimit(0, 600.0).permits_restart(transient=False)
+    assert not RestartLimit(0, 600.0).permits_restart(transient=True)
