@@ -18,6 +18,8 @@ OLDER_PROCESSORS := nehalem haswell
 endif
 NUMBA_FEATURES_nehalem := +sse4.2
 NUMBA_FEATURES_haswell := +avx2,+fma,+f16c
+# Not part of `test-kernels`: only processors with AVX-VNNI run it.
+NUMBA_FEATURES_alderlake := +avx2,+fma,+f16c,+avxvnni
 
 LOOKAHEAD := $(VENV)/bin/lookahead
 WHICH     := --model "$(MODEL)" --profile "$(PROFILE)"

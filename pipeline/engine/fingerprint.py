@@ -20,7 +20,7 @@ from pipeline.errors import BuildError
 
 Flag = str | int | float | bool
 # Instruction sets that a pass may use, as Linux names them.
-INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+INSTRUCTION_SETS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 # Folders of the package with the code that the tokens of an output depend on.
 TOKEN_CODE = ("backends", "decoding", "dynamo", "engine", "llmapi", "triton_models")
 

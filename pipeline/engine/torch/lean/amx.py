@@ -19,15 +19,8 @@ from llvmlite import ir
 from numba import types
 
 from pipeline.engine.torch.lean.compilation import emitted
-from pipeline.engine.torch.lean.tiles import (
-    FEATURES,
-    HAS_VNNI,
-    MAX_BLOCKS,
-    PREFETCH_LOCALITY,
-    int8_tile,
-    store_results,
-    tile_function,
-)
+from pipeline.engine.torch.lean.tile_steps import FEATURES, HAS_VNNI
+from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, PREFETCH_LOCALITY, int8_tile, store_results, tile_function
 from pipeline.engine.torch.lean.vectors import I8, I16, I64, INTS, LANES, call, load, offset, prefetch
 from pipeline.engine.torch.lean.vectors import loop as for_each_line
 

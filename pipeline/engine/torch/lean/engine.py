@@ -19,7 +19,7 @@ from pipeline.engine.torch.lean.pass_table import LeanPassTable, table_of
 from pipeline.engine.torch.lean.plan import Kind, LeanPlan
 from pipeline.engine.torch.lean.tables import Array, Longs, aligned
 from pipeline.engine.torch.lean.thread_team import COUNTER_BYTES, ThreadTeam
-from pipeline.engine.torch.lean.tiles import HAS_BF16
+from pipeline.engine.torch.lean.tile_steps import HAS_BF16
 from pipeline.engine.torch.lean.vectors import LANES, padded
 from pipeline.engine.torch.lean.warm_up import warm_up_pass
 from pipeline.engine.torch.slots import Segment, SlotEngine

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 
 from pipeline.engine.torch.lean.compilation import emitted
-from pipeline.engine.torch.lean.tiles import HAS_BF16, ZERO_POINT
+from pipeline.engine.torch.lean.tile_steps import HAS_BF16, ZERO_POINT
 from pipeline.engine.torch.lean.vectors import (
     F32,
     FLOATS,

@@ -8,17 +8,7 @@ rows. A weight is stored in blocks of 16 columns; a step of a block is 64 bytes:
     int16      [block, input / 2, 16 columns, 2 inputs]     rows: int16
     int8       [block, input / 4, 16 columns, 4 inputs]     rows: bytes with zero point ZERO_POINT
 
-A step of a row is 4 bytes in all of them, but 8 in bfloat16 without AVX512_BF16.
-
-bfloat16 products are exact in float32, in which they are summed, the second input of a step before the first, as
-AVX512_BF16 does it. Processors without it read rows of bfloat16 numbers stored as float32, and widen the weights. Their
-sums have the same bits except where a number is below 2^-126, which AVX512_BF16 counts as 0.
-
-int8 sums are exact on every CPU. VNNI sums four products of an unsigned and a signed byte in int32; the initial sums
-cancel the row's zero point. AVX2 sums two such products in int16 with saturation, which magnitudes of at most 128 and
-127 do not reach; so the sign of the row moves to the weight (as in llama.cpp). Other processors widen bytes to int32.
-
-int16 sums are int32, too. The caller keeps them below 2^31.
+A step of a row is 4 bytes in all of them, but 8 in bfloat16 without AVX512_BF16. `tile_steps` has its products.
 
 Each tile prefetches weights that its thread needs next.
 """
@@ -28,56 +18,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core.registry import cpu_target
 
+from pipeline.engine.torch.lean import tile_steps
 from pipeline.engine.torch.lean.compilation import emitted
-from pipeline.engine.torch.lean.vectors import (
-    FLOATS,
-    I8,
-    I16,
-    I32,
-    I64,
-    INTS,
-    LANES,
-    PAIRS,
-    SHORTS,
-    call,
-    load,
-    offset,
-    prefetch,
-    splat,
-    store,
-)
+from pipeline.engine.torch.lean.tile_steps import HAS_AVX2, HAS_AVX512, HAS_AVX_VNNI, HAS_BF16, HAS_VNNI
+from pipeline.engine.torch.lean.vectors import FLOATS, I32, I64, INTS, LANES, load, offset, prefetch, splat, store
 
-# The processor that numba compiles for: this machine's, unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name another.
-_, _PROCESSOR, _LIST = cpu_target.target_context.codegen().magic_tuple()
-FEATURES = frozenset(_LIST.split(","))
-_WIDE = "+avx512f" in FEATURES
-HAS_VNNI = _WIDE and "+avx512vnni" in FEATURES
-HAS_BF16 = _WIDE and "+avx512bf16" in FEATURES
-HAS_AVX2 = "+avx2" in FEATURES
-# Zero point of the bytes of an int8 row.
-ZERO_POINT = 128 if HAS_VNNI else 0
 # Prefetch hint of weights. Zen 5 does not keep lines of kind 0 in the level 3 cache, so weights do not evict the KV
 # cache. Zen 4 puts such lines into its level 1 cache, which is too small for the weights of a task.
-PREFETCH_LOCALITY = 0 if _PROCESSOR == "znver5" else 2
+PREFETCH_LOCALITY = 0 if tile_steps.PROCESSOR == "znver5" else 2
 # Accumulators fill the vector registers: 32 of 64 bytes, else 16 of 32.
-MAX_ROWS, MAX_BLOCKS = (8, 3) if _WIDE else (4, 1)
+MAX_ROWS, MAX_BLOCKS = (8, 3) if HAS_AVX512 else (4, 1)
 
-_BYTES = ir.VectorType(I8, 4 * LANES)
-_SHORT_PAIRS = ir.VectorType(I16, 2 * LANES)
-_HALF_BYTES = ir.VectorType(I8, 2 * LANES)
-_HALF_INTS = ir.VectorType(I32, LANES // 2)
-_SUM = "llvm.x86.avx512.vpdpbusd.512"
-# The instruction with saturation, whose limit no sum reaches. LLVM 20 replaces the other one by two in large tiles.
-_SHORT_SUM = "llvm.x86.avx512.vpdpwssds.512"
 _NUM_ARGUMENTS = 18
-
-# (builder, partial sum, a step of the row as int32, vector of the weight as ints) -> new sum
-Step = Callable[[ir.IRBuilder, ir.Value, list[ir.Value], ir.Value], ir.Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,80 +43,10 @@ class _Kind:
     per column that cancels the zero point of 128; otherwise they begin with 0. row_step: bytes of a step of a row."""
 
     name: str
-    step: Step
-    integer: bool
+    step: tile_steps.Step
+    integer: bool = False
     from_start: bool = False
     row_step: int = 4
-
-
-def _float_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
-    row = splat(builder, builder.bitcast(entry[0], FLOATS.element), FLOATS)
-    return call(builder, "llvm.fma.v16f32", FLOATS, [row, builder.bitcast(weight, FLOATS), total])
-
-
-def _bf16_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
-    factors = [builder.bitcast(vector, PAIRS) for vector in (splat(builder, entry[0], INTS), weight)]
-    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, *factors])
-
-
-def _widening_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
-    # A bfloat16 is the upper half of a float32.
-    second = builder.and_(weight, ir.Constant(INTS, [0xFFFF0000] * LANES))
-    first = builder.shl(weight, ir.Constant(INTS, [16] * LANES))
-    total = _float_step(builder, total, entry[1:], second)
-    return _float_step(builder, total, entry[:1], first)
-
-
-def _vnni_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
-    return call(builder, _SUM, INTS, [total, splat(builder, entry[0], INTS), weight])
-
-
-def _avx2_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
-    row = builder.bitcast(splat(builder, entry[0], _HALF_INTS), _HALF_BYTES)
-    magnitude = call(builder, "llvm.abs.v32i8", _HALF_BYTES, [row, ir.Constant(ir.IntType(1), 0)])
-    ones = ir.Constant(SHORTS, [1] * LANES)
-    sums = []
-    for part in _halves(builder, weight):
-        signed = call(builder, "llvm.x86.avx2.psign.b", _HALF_BYTES, [builder.bitcast(part, _HALF_BYTES), row])
-        pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", SHORTS, [magnitude, signed])
-        sums.append(call(builder, "llvm.x86.avx2.pmadd.wd", _HALF_INTS, [pairs, ones]))
-    return builder.add(total, builder.shuffle_vector(*sums, ir.Constant(INTS, list(range(LANES)))))
-
-
-def _plain_step(kind: ir.VectorType) -> Step:
-    """Widens the integers of a step, which are elements of `kind`, to int32."""
-    parts = kind.count // LANES
-
-    def step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
-        factors = [builder.bitcast(vector, kind) for vector in (splat(builder, entry[0], INTS), weight)]
-        undefined = ir.Constant(kind, ir.Undefined)
-        for part in range(parts):
-            places = ir.Constant(INTS, [parts * lane + part for lane in range(LANES)])
-            row, column = (builder.sext(builder.shuffle_vector(factor, undefined, places), INTS) for factor in factors)
-            total = builder.add(total, builder.mul(row, column))
-        return total
-
-    return step
-
-
-def _vnni_short_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
-    return call(builder, _SHORT_SUM, INTS, [total, splat(builder, entry[0], INTS), weight])
-
-
-def _avx2_short_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
-    row = builder.bitcast(splat(builder, entry[0], _HALF_INTS), SHORTS)
-    sums = [
-        call(builder, "llvm.x86.avx2.pmadd.wd", _HALF_INTS, [row, builder.bitcast(half, SHORTS)])
-        for half in _halves(builder, weight)
-    ]
-    return builder.add(total, builder.shuffle_vector(*sums, ir.Constant(INTS, list(range(LANES)))))
-
-
-def _halves(builder: ir.IRBuilder, vector: ir.Value) -> list[ir.Value]:
-    """The two halves of a vector of ints."""
-    undefined = ir.Constant(INTS, ir.Undefined)
-    numbers = [list(range(first, first + LANES // 2)) for first in (0, LANES // 2)]
-    return [builder.shuffle_vector(vector, undefined, ir.Constant(_HALF_INTS, half)) for half in numbers]
 
 
 def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: int, blocks: int) -> None:
@@ -266,19 +153,29 @@ def tile_function(name: str, define: Callable[[ir.IRBuilder, Sequence[ir.Value]]
     return tile
 
 
-def _callable(kind: _Kind) -> Callable[..., None]:
+def _callable(name: str, step: tile_steps.Step, **options: Any) -> Callable[..., None]:
+    kind = _Kind(f"lean_{name}_tile", step, **options)
     return tile_function(kind.name, functools.partial(_define, kind))
 
 
-float32_tile = _callable(_Kind("lean_float32_tile", _float_step, integer=False))
-bf16_tile = _callable(_Kind("lean_bf16_tile", _bf16_step, integer=False))
-widening_tile = _callable(_Kind("lean_widening_tile", _widening_step, integer=False, row_step=8))
+_BYTE_SUM, _SHORT_SUM = tile_steps.BYTE_SUM, tile_steps.SHORT_SUM
+float32_tile = _callable("float32", tile_steps.float_step)
+bf16_tile = _callable("bf16", tile_steps.bf16_step)
+widening_tile = _callable("widening", tile_steps.widening_step, row_step=8)
 bfloat16_tile = bf16_tile if HAS_BF16 else widening_tile
-vnni_tile = _callable(_Kind("lean_vnni_tile", _vnni_step, integer=True, from_start=True))
-avx2_tile = _callable(_Kind("lean_avx2_tile", _avx2_step, integer=True))
-plain_int8_tile = _callable(_Kind("lean_int8_tile", _plain_step(_BYTES), integer=True))
-int8_tile = vnni_tile if HAS_VNNI else avx2_tile if HAS_AVX2 else plain_int8_tile
-vnni_int16_tile = _callable(_Kind("lean_vnni_int16_tile", _vnni_short_step, integer=True))
-avx2_int16_tile = _callable(_Kind("lean_avx2_int16_tile", _avx2_short_step, integer=True))
-plain_int16_tile = _callable(_Kind("lean_int16_tile", _plain_step(_SHORT_PAIRS), integer=True))
-int16_tile = vnni_int16_tile if HAS_VNNI else avx2_int16_tile if HAS_AVX2 else plain_int16_tile
+vnni_tile = _callable("vnni", tile_steps.vnni_step(_BYTE_SUM), integer=True, from_start=True)
+avx_vnni_tile = _callable("avx_vnni", tile_steps.avx_vnni_step(_BYTE_SUM), integer=True, from_start=True)
+avx2_tile = _callable("avx2", tile_steps.avx2_step, integer=True)
+plain_int8_tile = _callable("int8", tile_steps.plain_step(tile_steps.BYTES), integer=True)
+vnni_int16_tile = _callable("vnni_int16", tile_steps.vnni_step(_SHORT_SUM), integer=True)
+avx_vnni_int16_tile = _callable("avx_vnni_int16", tile_steps.avx_vnni_step(_SHORT_SUM), integer=True)
+avx2_int16_tile = _callable("avx2_int16", tile_steps.avx2_int16_step, integer=True)
+plain_int16_tile = _callable("int16", tile_steps.plain_step(tile_steps.SHORT_PAIRS), integer=True)
+if HAS_VNNI:
+    int8_tile, int16_tile = vnni_tile, vnni_int16_tile
+elif HAS_AVX_VNNI:
+    int8_tile, int16_tile = avx_vnni_tile, avx_vnni_int16_tile
+elif HAS_AVX2:
+    int8_tile, int16_tile = avx2_tile, avx2_int16_tile
+else:
+    int8_tile, int16_tile = plain_int8_tile, plain_int16_tile

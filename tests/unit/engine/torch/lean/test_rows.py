@@ -20,7 +20,7 @@ from pipeline.engine.torch.lean.rows import (
     sum_of_exp,
     sum_of_squares,
 )
-from pipeline.engine.torch.lean.tiles import HAS_BF16, ZERO_POINT
+from pipeline.engine.torch.lean.tile_steps import HAS_BF16, ZERO_POINT
 
 
 @kernel

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from pipeline.engine.torch.lean.compilation import kernel
+from pipeline.engine.torch.lean.tile_steps import HAS_AVX2, HAS_AVX_VNNI, HAS_BF16, ZERO_POINT
 from pipeline.engine.torch.lean.tiles import (
-    HAS_AVX2,
-    HAS_BF16,
     MAX_BLOCKS,
     MAX_ROWS,
-    ZERO_POINT,
     avx2_int16_tile,
     avx2_tile,
+    avx_vnni_int16_tile,
+    avx_vnni_tile,
     bfloat16_tile,
     float32_tile,
     int8_tile,
@@ -66,6 +66,11 @@ def run_int8(addresses: np.ndarray, rows: int, blocks: int) -> None:
 
 
 @kernel
+def run_avx_vnni(addresses: np.ndarray, rows: int, blocks: int) -> None:
+    avx_vnni_tile(*arguments(addresses, 64, 1024, 16, rows, blocks))
+
+
+@kernel
 def run_avx2(addresses: np.ndarray, rows: int, blocks: int) -> None:
     avx2_tile(*arguments(addresses, 64, 1024, 16, rows, blocks))
 
@@ -78,6 +83,11 @@ def run_plain_int8(addresses: np.ndarray, rows: int, blocks: int) -> None:
 @kernel
 def run_int16(addresses: np.ndarray, rows: int, blocks: int) -> None:
     int16_tile(*arguments(addresses, 128, 2048, 32, rows, blocks))
+
+
+@kernel
+def run_avx_vnni_int16(addresses: np.ndarray, rows: int, blocks: int) -> None:
+    avx_vnni_int16_tile(*arguments(addresses, 128, 2048, 32, rows, blocks))
 
 
 @kernel
@@ -109,12 +119,21 @@ def addresses_of(*arrays: np.ndarray) -> np.ndarray:
     return np.asarray([array.ctypes.data for array in arrays], np.int64)
 
 
-@pytest.mark.parametrize("run", [run_int8, run_avx2, run_plain_int8], ids=["this CPU", "AVX2", "any CPU"])
+# Zero point of the rows, and whether this processor has the instructions.
+@pytest.mark.parametrize(
+    ("run", "zero_point", "runs_here"),
+    [
+        (run_int8, ZERO_POINT, True),
+        (run_avx_vnni, 128, HAS_AVX_VNNI),
+        (run_avx2, 0, HAS_AVX2),
+        (run_plain_int8, 0, True),
+    ],
+    ids=["this CPU", "AVX-VNNI", "AVX2", "any CPU"],
+)
 @pytest.mark.parametrize("extreme", [False, True])
-def test_int8_sums_are_exact(run, extreme: bool) -> None:
-    if run is run_avx2 and not HAS_AVX2:
-        pytest.skip("the processor has no AVX2")
-    zero_point = ZERO_POINT if run is run_int8 else 0
+def test_int8_sums_are_exact(run, zero_point: int, runs_here: bool, extreme: bool) -> None:
+    if not runs_here:
+        pytest.skip("the processor lacks the instructions")
     random = np.random.default_rng(0)
     weight = random.integers(-127, 128, (48, INPUTS)).astype(np.int8)
     rows = random.integers(-127, 128, (8, INPUTS))
@@ -137,11 +156,20 @@ def test_int8_sums_are_exact(run, extreme: bool) -> None:
             assert np.isnan(out[:, 16 * blocks :]).all()
 
 
-@pytest.mark.parametrize("run", [run_int16, run_avx2_int16, run_plain_int16], ids=["this CPU", "AVX2", "any CPU"])
+@pytest.mark.parametrize(
+    ("run", "runs_here"),
+    [
+        (run_int16, True),
+        (run_avx_vnni_int16, HAS_AVX_VNNI),
+        (run_avx2_int16, HAS_AVX2),
+        (run_plain_int16, True),
+    ],
+    ids=["this CPU", "AVX-VNNI", "AVX2", "any CPU"],
+)
 @pytest.mark.parametrize("extreme", [False, True])
-def test_int16_sums_are_exact_up_to_2_to_the_31(run, extreme: bool) -> None:
-    if run is run_avx2_int16 and not HAS_AVX2:
-        pytest.skip("the processor has no AVX2")
+def test_int16_sums_are_exact_up_to_2_to_the_31(run, runs_here: bool, extreme: bool) -> None:
+    if not runs_here:
+        pytest.skip("the processor lacks the instructions")
     random = np.random.default_rng(0)
     most = isqrt((2**31 - 1) // INPUTS)
     weight, rows = (random.integers(-most, most + 1, (count, INPUTS)).astype(np.int16) for count in (48, 8))
