@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import hypothesis
+import numba
 import pytest
 import typer
 from google.protobuf import text_format
@@ -36,10 +37,14 @@ if not has_cuda_driver():
 from pipeline.cli.app import build_app
 from pipeline.config.folders import Folders
 from pipeline.config.yaml_text import parse_yaml
+from pipeline.decoding.compile_cache import cache_path
 from pipeline.server import ports
 from tests.logs import Logs
 from tests.own_folders import own_folders
 from tests.triton_requests import backend_module
+
+# Machine code of tests holds loops of the package. numba alone would use it again after a change of those.
+numba.config.CACHE_DIR = str(cache_path() / "tests")
 
 # A shell makes what it starts in the background ignore SIGINT. The tests of Ctrl-C would not end there.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -31,8 +31,8 @@ from pipeline.engine.torch.lean.vectors import FLOATS, I32, I64, INTS, LANES, lo
 # Prefetch hint of weights. Zen 5 does not keep lines of kind 0 in the level 3 cache, so weights do not evict the KV
 # cache. Zen 4 puts such lines into its level 1 cache, which is too small for the weights of a task.
 PREFETCH_LOCALITY = 0 if tile_steps.PROCESSOR == "znver5" else 2
-# Accumulators fill the vector registers: 32 of 64 bytes, else 16 of 32.
-MAX_ROWS, MAX_BLOCKS = (8, 3) if HAS_AVX512 else (4, 1)
+# Accumulators fill the vector registers: 32 of 64 bytes, else 16 of 32, of which AVX2's products of int8 take seven.
+MAX_ROWS, MAX_BLOCKS = (8, 3) if HAS_AVX512 else (6, 1) if HAS_AVX_VNNI else (4, 1)
 
 _NUM_ARGUMENTS = 18
 
