@@ -31,6 +31,9 @@ if TYPE_CHECKING:  # the BLS model has sessions and no grammar library
 
 # Name of the source for tokens that a grammar forces.
 GRAMMAR = "grammar"
+# Highest temperature whose noise the drafts follow, that of OpenAI's API. Outputs at higher ones are random, and would
+# change the learned weights of all requests.
+HOTTEST_FOLLOWED = 2.0
 
 
 class StepOutcome(NamedTuple):
@@ -109,8 +112,9 @@ class Session:
         self._reported_seconds = 0.0
         if self._drafter is not None:
             noise = NO_NOISE
-            if keyed_noise and not request.sampling.greedy:
-                noise = NoiseKey(np.uint64(request.sampling.seed), float(request.sampling.temperature))
+            sampling = request.sampling
+            if keyed_noise and not sampling.greedy and sampling.temperature <= HOTTEST_FOLLOWED:
+                noise = NoiseKey(np.uint64(sampling.seed), float(sampling.temperature))
             self._drafter.start(request.request_id, self.context, request.namespace, names, noise)
 
     @property

@@ -28,8 +28,6 @@ from pipeline.decoding.tree import FloatArray, IntArray
 
 # Siblings above this probability together have 1 at most. Smaller estimates are many and too high.
 LEAST_COUNTED = 0.05
-# Limit of the noise times the temperature. At a huge temperature it would ruin the learned weights of all requests.
-MOST_NOISE = 30.0
 
 
 class Grown(NamedTuple):
@@ -40,7 +38,7 @@ class Grown(NamedTuple):
     with the highest probability. sources: [n] the source of this channel. channel_probs: [n, channels] each
     channel's probability of a node given its parent; 0 if the channel has no data after the parent, `OTHERS` if it
     lists only other tokens there. num_orders: [n] number of orders with an entry after a node's parent. noise: [n] see
-    `noise.token_noise`, at most MOST_NOISE. num_fixed: number of fixed nodes, which come first.
+    `noise.token_noise`. num_fixed: number of fixed nodes, which come first.
     """
 
     token_ids: IntArray
@@ -212,8 +210,7 @@ def _rate_by_recent(nodes: Nodes, siblings: IntArray, recent: RecentRows, channe
 def _find_noise(nodes: Nodes, siblings: IntArray, key: NoiseKey, context_len: int) -> None:
     """Set the noise of siblings. context_len: position of the root's children."""
     for child in siblings:
-        noise = token_noise(key, context_len + nodes.depth[child] - 1, nodes.token[child])
-        nodes.noise[child] = min(max(noise, -MOST_NOISE), MOST_NOISE)
+        nodes.noise[child] = token_noise(key, context_len + nodes.depth[child] - 1, nodes.token[child])
 
 
 @subkernel

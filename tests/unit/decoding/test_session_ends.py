@@ -189,8 +189,10 @@ def test_what_will_be_emitted_is_part_of_the_context_to_come() -> None:
         (SamplingParams(temperature=0.5, seed=2**64 - 1), True, NoiseKey(np.uint64(2**64 - 1), 0.5)),
         (SamplingParams(temperature=1, top_k=1, seed=3), True, NO_NOISE),
         (SamplingParams(temperature=0.5, seed=3), False, NO_NOISE),
+        (SamplingParams(temperature=2, seed=3), True, NoiseKey(np.uint64(3), 2.0)),
+        (SamplingParams(temperature=2.1, seed=3), True, NO_NOISE),
     ],
-    ids=["sampled", "greedy", "noise of another sampler"],
+    ids=["sampled", "greedy", "noise of another sampler", "hottest", "too hot: would change the weights of others"],
 )
 def test_drafts_follow_the_noise_of_a_target_that_samples_with_it(
     sampling: SamplingParams, keyed_noise: bool, expected: NoiseKey
