@@ -10,7 +10,7 @@ Order of operations:
     1. embedding bias (logit_bias)
     2. repetition penalty, presence and frequency penalty
     3. bad words, and end tokens before the minimum length
-    4. the grammar; if 3 bans every token that the grammar permits, 3 is skipped
+    4. the grammar; if 3 bans every token, or all that the grammar permits, 3 is skipped
     5. the best token (greedy), or temperature, top-k, top-p, min-p, noise
 
 Log probabilities are those of the target itself, before any of this (`log_probs`).
@@ -76,15 +76,13 @@ def _banned(request: GenerationRequest, context: IntArray) -> set[int]:
 
 
 def _permitted(scores: FloatArray, banned: Iterable[int], mask: TokenMask | None) -> FloatArray:
-    """The scores with -inf for tokens that are banned or that the grammar forbids. If the bans exclude every token that
-    the grammar permits, they are ignored."""
-    if mask is None:
-        _ban(scores, banned)
-        return scores
-    scores[mask.forbidden(len(scores))] = -np.inf
-    guided = scores.copy()
-    _ban(guided, banned)
-    return guided if np.isfinite(guided.max()) else scores
+    """The scores with -inf for tokens that are banned or that the grammar forbids. Bans that leave no token are
+    ignored."""
+    if mask is not None:
+        scores[mask.forbidden(len(scores))] = -np.inf
+    permitted = scores.copy()
+    _ban(permitted, banned)
+    return permitted if np.isfinite(permitted.max()) else scores
 
 
 def _penalise(scores: FloatArray, params: SamplingParams, context: IntArray) -> None:

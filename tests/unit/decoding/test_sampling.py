@@ -53,6 +53,7 @@ def test_sampled_tokens_follow_the_softmax_of_the_logits() -> None:
         ({"bad_words": ((0, 1, 1),)}, {0, 2, 3, 4}),
         ({"bad_words": ((0,),)}, {1, 2, 3, 4}),
         ({"bad_words": ((1, 1, 1),)}, {0, 1, 2, 3, 4}),
+        ({"bad_words": tuple((token,) for token in range(5))}, {0, 1, 2, 3, 4}),
     ],
 )
 def test_truncation_leaves_exactly_these_tokens(fields: dict[str, object], allowed: set[int]) -> None:
