@@ -30,13 +30,15 @@ _RANGES = {
 
 class Checked(NamedTuple):
     """A checked request to forward. header_length: bytes of the JSON part; None if the body is only JSON. max_tokens:
-    limit of one output; None if the request sets none. num_choices: number of outputs. sent_id: its id."""
+    limit of one output; None if the request sets none. num_choices: number of outputs. sent_id: its id. namespace: the
+    tenant's; empty if the model has none."""
 
     body: bytes
     header_length: int | None
     max_tokens: int | None
     num_choices: int
     sent_id: SentId
+    namespace: str
 
 
 def checked_generate(body: bytes, tenant: Tenant, types: Types) -> Checked:
@@ -48,7 +50,8 @@ def checked_generate(body: bytes, tenant: Tenant, types: Types) -> Checked:
         value = with_namespace(value, tenant)
     value = with_sent_id(value, sent_id)
     max_tokens, num_choices = (positive(single(value.get(name))) for name in (MAX_TOKENS, NUM_CHOICES))
-    return Checked(write_json(value), None, max_tokens, num_choices or 1, sent_id)
+    namespace = value[NAMESPACE] if NAMESPACE in types else ""
+    return Checked(write_json(value), None, max_tokens, num_choices or 1, sent_id, namespace)
 
 
 def _with_parameters(value: Json, types: Types) -> Json:

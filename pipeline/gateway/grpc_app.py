@@ -218,10 +218,11 @@ class GrpcGateway:
         """Check a request and count it as running until the result is closed. Raises Refusal."""
         deployment.require_public(request.model_name)
         spec = deployment.spec
-        max_tokens, num_choices = check_request(request, tenant, request.model_name in spec.tenant_models)
+        max_tokens, num_choices, namespace = check_request(request, tenant, request.model_name in spec.tenant_models)
         admitted = self._tenants.admit(tenant, request.ByteSize(), max_tokens, spec.max_seq_len, num_choices)
         with ExitStack() as held:
             held.enter_context(admitted)
+            tenant.use(namespace)
             held.enter_context(deployment.in_use())
             return held.pop_all()
 

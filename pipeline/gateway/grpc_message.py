@@ -25,10 +25,10 @@ async def message_of(requests: AsyncIterator[Any], timeout_s: float) -> Any:
     raise Refusal(400, "the call has no message")
 
 
-def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> tuple[int | None, int]:
+def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> tuple[int | None, int, str]:
     """Check a ModelInferRequest and put the tenant into its id and its namespace, in place. sets_namespace: whether the
-    model has the input `namespace`. Returns the limit of tokens of one output, None if the request sets none, and the
-    number of outputs. Raises Refusal (400)."""
+    model has the input `namespace`. Returns the limit of tokens of one output, None if the request sets none, the
+    number of outputs, and the namespace, empty if the model has none. Raises Refusal (400)."""
     for tensor in (*request.inputs, *request.outputs):
         refuse_parameters(tensor.name, tensor.parameters)
     for tensor in request.inputs:
@@ -48,9 +48,8 @@ def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> tuple[i
         for name in (MAX_TOKENS, NUM_CHOICES)
     )
     request.id = SentId(tenant.prefix, request.id).text
-    if sets_namespace:
-        _set_namespace(request, tenant, indices.get(NAMESPACE), is_raw)
-    return max_tokens, num_choices or 1
+    namespace = _set_namespace(request, tenant, indices.get(NAMESPACE), is_raw) if sets_namespace else ""
+    return max_tokens, num_choices or 1, namespace
 
 
 def _integer(request: Any, index: int, is_raw: bool) -> int | None:
@@ -61,9 +60,10 @@ def _integer(request: Any, index: int, is_raw: bool) -> int | None:
     return values[0] if len(values) == 1 else None
 
 
-def _set_namespace(request: Any, tenant: Tenant, index: int | None, is_raw: bool) -> None:
-    asked = "" if index is None else _text(request, index, is_raw)
-    value = tenant.namespace(asked).encode()
+def _set_namespace(request: Any, tenant: Tenant, index: int | None, is_raw: bool) -> str:
+    """Set the tenant's namespace, and return it."""
+    namespace = tenant.namespace("" if index is None else _text(request, index, is_raw))
+    value = namespace.encode()
     if index is None:
         tensor = request.inputs.add(name=NAMESPACE)
         if is_raw:
@@ -79,6 +79,7 @@ def _set_namespace(request: Any, tenant: Tenant, index: int | None, is_raw: bool
         request.raw_input_contents[index] = len(value).to_bytes(4, "little") + value
     else:
         tensor.contents.bytes_contents[:] = [value]
+    return namespace
 
 
 def _text(request: Any, index: int, is_raw: bool) -> str:

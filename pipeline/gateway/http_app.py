@@ -160,8 +160,7 @@ class HttpGateway:
         await answer.send(body, JSON)
 
     async def _metrics(self, request: Request, answer: ResponseWriter) -> None:
-        spec = self._deployments.current.spec
-        servers = [triton.metrics for triton in spec.tritons]
+        servers = [triton.metrics for triton in self._deployments.current.spec.tritons]
         page = await metrics_page(servers, lambda server: self._ask([server], "/metrics"))
         await answer.send(page, {"content-type": "text/plain; charset=utf-8"})
 
@@ -190,6 +189,7 @@ class HttpGateway:
             stop = partial(deployment.stop, request.path_params["model"], checked.sent_id)
             max_seq_len = deployment.spec.max_seq_len
             with self._tenants.admit(tenant, len(body), checked.max_tokens, max_seq_len, checked.num_choices):
+                tenant.use(checked.namespace)
                 await forward(self._transport, sent, request.receive, answer, checked.sent_id, stop)
 
     async def _types(self, deployment: Deployment, model: str) -> Types:
@@ -227,6 +227,7 @@ class HttpGateway:
             tenant, len(body) // checked.num_prompts, checked.max_tokens, max_seq_len, num_choices, OPENAI_WEIGHT
         )
         with deployment.in_use(), admitted:
+            tenant.use(checked.namespace)
             requests = [
                 FrontEndRequest(
                     targets=[_openai(deployment)],

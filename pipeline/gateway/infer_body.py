@@ -63,15 +63,16 @@ def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types:
         for tensor, block in blocks
         if tensor["name"] in (MAX_TOKENS, NUM_CHOICES)
     }
+    namespace = ""
     if NAMESPACE in types:
         asked = next((_text(tensor, block) for tensor, block in blocks if tensor["name"] == NAMESPACE), "")
         blocks = [(tensor, block) for tensor, block in blocks if tensor["name"] != NAMESPACE]
-        name = {"name": NAMESPACE, "datatype": "BYTES", "shape": [1, 1], "data": [tenant.namespace(asked)]}
-        blocks.append((name, None))
+        namespace = tenant.namespace(asked)
+        blocks.append(({"name": NAMESPACE, "datatype": "BYTES", "shape": [1, 1], "data": [namespace]}, None))
     header = write_json(with_sent_id(value, sent_id) | {"inputs": [tensor for tensor, _ in blocks]})
     tail = b"".join(block for _, block in blocks if block is not None)
     length = None if header_length is None else len(header)
-    return Checked(header + tail, length, numbers.get(MAX_TOKENS), numbers.get(NUM_CHOICES) or 1, sent_id)
+    return Checked(header + tail, length, numbers.get(MAX_TOKENS), numbers.get(NUM_CHOICES) or 1, sent_id, namespace)
 
 
 def _length(text: str, num_bytes: int) -> int:

@@ -27,7 +27,8 @@ class CheckedChoices(NamedTuple):
     of the output of one choice; None if the request sets none. model: the client's `model` field. conversation: id of
     the conversation, the same in all turns but the first, where it is None. rewrites: changes to the response.
     num_prompts: prompts of each request. is_whole: whether the client requests a whole response; the forwarded requests
-    ask for streams. response_head: see `responses_request`; None unless the request is one of the Responses API."""
+    ask for streams. namespace: the tenant's. response_head: see `responses_request`; None unless the request is one of
+    the Responses API."""
 
     endpoint: Endpoint
     requests: list[Json]
@@ -37,6 +38,7 @@ class CheckedChoices(NamedTuple):
     rewrites: Sequence[Rewrite] = ()
     num_prompts: int = 1
     is_whole: bool = False
+    namespace: str = ""
     response_head: Json | None = None
 
     @property
@@ -93,8 +95,9 @@ def _checked(endpoint: Endpoint, value: Json, tenant: Tenant, tool_call_parser: 
     if value.get("draft_statistics") and num_choices == 1:
         rewrites.append(move_figures)
     num_prompts = _num_prompts(value.get("prompt"))
+    conversation, model = _conversation(value), value.get("model")
     return CheckedChoices(
-        endpoint, requests, max_tokens, value.get("model"), _conversation(value), rewrites, num_prompts, is_whole
+        endpoint, requests, max_tokens, model, conversation, rewrites, num_prompts, is_whole, namespace
     )
 
 

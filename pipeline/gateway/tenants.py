@@ -57,16 +57,14 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class Tenant:
-    """Holder of an API key, or all clients of a server without keys. prefix: precedes the tenant's request ids, and its
-    namespaces unless shares_drafts is set. bucket: limit of tokens, if any. num_calls: open gRPC calls.
-    num_long_bytes: see `admit`."""
+    """Holder of an API key, or all clients of a server without keys. prefix: precedes the tenant's request ids and
+    namespaces. bucket: limit of tokens, if any. num_calls: open gRPC calls. num_long_bytes: see `admit`."""
 
     name: str
     prefix: str
     max_concurrent_requests: int
     max_namespaces: int | None
     bucket: TokenBucket | None = None
-    shares_drafts: bool = False
     num_running: int = 0
     num_calls: int = 0
     num_long_bytes: int = 0
@@ -74,16 +72,20 @@ class Tenant:
 
     def namespace(self, asked: str) -> str:
         """Namespace of a request of this tenant. asked: the client's choice, empty for none. Raises Refusal (400) if
-        the name is too long, or if the tenant has used max_namespaces others."""
+        the name is too long, or if admitted requests of the tenant have used max_namespaces others."""
         if len(asked.encode(errors="surrogatepass")) > MAX_NAMESPACE_BYTES:
             raise Refusal(400, f"namespace has more than {MAX_NAMESPACE_BYTES} bytes")
-        if self.max_namespaces is not None and asked and asked not in self._namespaces:
-            if len(self._namespaces) >= self.max_namespaces:
-                raise Refusal(
-                    400, f"namespace {asked[:40]!r} exceeds the limit of {self.max_namespaces}; use an earlier one"
-                )
-            self._namespaces.add(asked)
-        return asked if self.shares_drafts else self.prefix + asked
+        namespace = self.prefix + asked
+        is_full = self.max_namespaces is not None and len(self._namespaces) >= self.max_namespaces
+        if is_full and asked and namespace not in self._namespaces:
+            sentence = f"namespace {asked[:40]!r} exceeds the limit of {self.max_namespaces}; use an earlier one"
+            raise Refusal(400, sentence)
+        return namespace
+
+    def use(self, namespace: str) -> None:
+        """Count the namespace of an admitted request, a result of `namespace`. Does nothing for one without a name."""
+        if self.max_namespaces is not None and namespace.removeprefix(self.prefix):
+            self._namespaces.add(namespace)
 
 
 class Tenants:
@@ -101,7 +103,6 @@ class Tenants:
                 key.max_concurrent_requests,
                 config.max_namespaces,
                 None if key.max_tokens_per_minute is None else TokenBucket(key.max_tokens_per_minute, clock),
-                config.share_drafts,
             )
             for key in keys
         }

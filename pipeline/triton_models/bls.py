@@ -30,7 +30,7 @@ from pipeline.errors import RepositoryError, RequestError
 from pipeline.triton_models.call_costs import CallCosts
 from pipeline.triton_models.call_planning import tree_budget
 from pipeline.triton_models.engine_binding import EngineBinding, Target
-from pipeline.triton_models.fair_slots import FairSlots, HeldSlot, tenant_of
+from pipeline.triton_models.fair_slots import FairSlots, HeldSlot
 from pipeline.triton_models.generation import Generation
 from pipeline.triton_models.learned_state_store import LearnedStateStore
 from pipeline.triton_models.metrics import OnEnd, RequestMetrics, TrieMetrics
@@ -86,6 +86,7 @@ class Bls:
         self._supplied = next((s for s in self._drafter.sources if isinstance(s, SuppliedSource)), None)
         self._is_safe = profile.server.side_channel_safe
         self._max_logits_bytes = profile.server.gateway.max_logits_bytes
+        self._shares_drafts = profile.server.gateway.share_drafts
         self._longest_prompt = max(traits.longest_prompt for traits in self._models)
         self._readers = ThreadPoolExecutor(1, "tokenizer")
 
@@ -103,7 +104,7 @@ class Bls:
         if self._is_safe:
             require_no_figures(request)
         engine = EngineBinding(served.target, served.traits, route.strategy, route.lookahead, served.costs)
-        async with served.slots.slot(tenant_of(request.generation.namespace)) as slot:
+        async with served.slots.slot(request.tenant) as slot:
             generation = self._generation(request, engine, slot)
             outcome = "error"
             try:
@@ -134,7 +135,8 @@ class Bls:
         # Clients may reuse an id, so each request gets a unique one. It cannot be guessed, because it can stop the
         # request.
         request_id = f"bls-{secrets.token_hex(16)}"
-        read = partial(text_request, self._codec, tensors, request_id, self._strategy, self._longest_prompt)
+        options = self._strategy, self._longest_prompt, self._shares_drafts
+        read = partial(text_request, self._codec, tensors, request_id, *options)
         if _num_text_bytes(tensors) <= _SHORT_TEXT:
             return read()
         return await asyncio.get_running_loop().run_in_executor(self._readers, read)

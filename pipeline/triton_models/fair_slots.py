@@ -92,10 +92,11 @@ class FairSlots:
                 del self._waiting[tenant]
 
 
-def tenant_of(namespace: str) -> str:
-    """Tenant of a namespace, which the gateway writes as TENANT/NAME; empty on a server without API keys."""
-    tenant, separator, _ = namespace.partition("/")
-    return tenant if separator else ""
+def split_namespace(namespace: str) -> tuple[str, str]:
+    """Tenant and name of a namespace, which the gateway writes as TENANT/NAME, or as NAME on a server without API
+    keys."""
+    tenant, separator, name = namespace.partition("/")
+    return (tenant, name) if separator else ("", namespace)
 
 
 class HeldSlot:

@@ -14,6 +14,7 @@ from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.engine.admission import require_tokens
 from pipeline.errors import RequestError
 from pipeline.triton_models.engine_calls import lookahead_config, refuse_unsupported, sampling_of
+from pipeline.triton_models.fair_slots import split_namespace
 from pipeline.triton_models.guide_tensors import guide_of, logit_options_of
 from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.tensors import Tensors, flag, integer, require_one_row, scalar, text, texts, token_ids
@@ -43,13 +44,15 @@ _CHARS_PER_TOKEN = 16
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """One request. end_id: the end token to send to the target, if any. TensorRT-LLM accepts one; the session handles
-    the others. stop_tokens: token ids of each stop word, tokenized alone. prediction: [tokens] the client's guess at
-    the output. tokens_only: return token ids instead of text. echo: prompt text to return in front of the output.
-    lookahead: W, N and G if the client set them. max_draft_tokens: the client's limit of nodes per step, if any.
-    wanted: logits and log probabilities to return. traceparent: parent span of the request."""
+    """One request. tenant: takes turns with others, see `fair_slots`. end_id: the end token to send to the target, if
+    any. TensorRT-LLM accepts one; the session handles the others. stop_tokens: token ids of each stop word, tokenized
+    alone. prediction: [tokens] the client's guess at the output. tokens_only: return token ids instead of text. echo:
+    prompt text to return in front of the output. lookahead: W, N and G if the client set them. max_draft_tokens: the
+    client's limit of nodes per step, if any. wanted: logits and log probabilities to return. traceparent: parent span
+    of the request."""
 
     generation: GenerationRequest
+    tenant: str
     end_id: int | None
     strategy: str
     stop_words: tuple[str, ...]
@@ -69,10 +72,16 @@ class TextRequest:
 
 
 def text_request(
-    codec: TextCodec, tensors: Tensors, request_id: str, default_strategy: str, longest_prompt: int
+    codec: TextCodec,
+    tensors: Tensors,
+    request_id: str,
+    default_strategy: str,
+    longest_prompt: int,
+    shares_drafts: bool = False,
 ) -> TextRequest:
-    """Read a request from its tensors. longest_prompt: limit of the prompt in tokens. Raises RequestError if the
-    request is invalid or uses an unsupported option."""
+    """Read a request from its tensors. longest_prompt: limit of the prompt in tokens. shares_drafts: whether namespaces
+    of the same name are one for all tenants. Raises RequestError if the request is invalid or uses an unsupported
+    option."""
     require_one_row(tensors)
     refuse_unsupported(tensors, _UNSUPPORTED, _FIXED, "lookahead_bls")
     strategy = text(tensors, "strategy") or default_strategy
@@ -94,6 +103,7 @@ def text_request(
     weights = tensors.get("embedding_bias_weights", np.empty(0, np.float32)).reshape(-1).tolist()
     excluded = scalar(tensors, "exclude_input_in_output") in (None, True)
     stream = flag(tensors, "stream")
+    tenant, name = split_namespace(namespace := _namespace(tensors))
     guide = guide_of(tensors)
     # A grammar needs an end token, even if the client sets none.
     end_ids = _end_ids(codec, tensors) or (codec.end_ids if guide else frozenset())
@@ -113,10 +123,11 @@ def text_request(
                 bad_words=codec.encode_words(bad_words),
                 embedding_bias=_with_logit_bias(codec, tensors, codec.embedding_bias(words, weights)),
             ),
-            namespace=_namespace(tensors),
+            namespace=name if shares_drafts else namespace,
             num_resumed_tokens=num_resumed_tokens,
             guide=guide,
         ),
+        tenant=tenant,
         end_id=codec.end_id if codec.end_id in end_ids else min(end_ids, default=None),
         strategy=strategy,
         stop_words=tuple(stop_words),

@@ -76,7 +76,7 @@ def test_a_grpc_request_gets_the_tenants_namespace(alice, raw, namespace, expect
         else:
             tensor.contents.bytes_contents.append(data)
 
-    assert check_request(request, alice, True) == (7, 3)
+    assert check_request(request, alice, True) == (7, 3, expected.decode())
 
     place = [tensor.name for tensor in request.inputs].index("namespace")
     assert [tensor.name for tensor in request.inputs].count("namespace") == 1

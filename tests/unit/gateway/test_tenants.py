@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 
 import pytest
@@ -20,7 +21,17 @@ from pipeline.gateway.tenants import (
     Tenants,
     TokenBucket,
 )
-from tests.unit.gateway.gateways import MAX_SEQ_LEN, Clock, api_key
+from tests.unit.gateway.gateways import (
+    GENERATE,
+    MAX_SEQ_LEN,
+    Clock,
+    api_key,
+    behind,
+    client_of,
+    json_answer,
+    spec_of,
+    streamed,
+)
 
 
 def tenants_of(*keys, clock=None, **config):
@@ -57,23 +68,18 @@ def test_namespaces_of_two_tenants_never_meet():
     assert not found["a"] & found["b"]
 
 
-def test_tenants_share_drafts_only_where_the_config_says_so():
-    tenants = tenants_of(api_key("a"), api_key("b"), share_drafts=True)
-
-    assert tenants.of_key("a").namespace("x") == tenants.of_key("b").namespace("x")
-
-
-@pytest.mark.parametrize("share_drafts", [True, False])
-def test_no_tenant_can_name_a_request_of_another(share_drafts):
-    tenants = tenants_of(api_key("a"), api_key("b"), share_drafts=share_drafts)
+def test_no_tenant_can_name_a_request_of_another():
+    tenants = tenants_of(api_key("a"), api_key("b"))
 
     assert tenants.of_key("a").prefix != tenants.of_key("b").prefix
 
 
 def test_number_and_length_of_namespaces_are_bounded():
     tenant = tenants_of(api_key("a"), max_namespaces=2).of_key("a")
-    tenant.namespace("x")
-    tenant.namespace("y")
+    for name in ("", "x", "refused", "y", "x"):
+        namespace = tenant.namespace(name)
+        if name != "refused":
+            tenant.use(namespace)
 
     with pytest.raises(Refusal, match="exceeds the limit of"):
         tenant.namespace("z")
@@ -81,6 +87,24 @@ def test_number_and_length_of_namespaces_are_bounded():
         tenant.namespace("é" * (MAX_NAMESPACE_BYTES // 2 + 1))
     assert tenant.namespace("x") == "a/x"
     assert tenant.namespace("") == "a/", "a request without a namespace is none of the names"
+
+
+@pytest.mark.parametrize("path", [GENERATE, "/v1/chat/completions"])
+def test_a_refused_request_does_not_count_as_a_use_of_its_namespace(path):
+    spec = spec_of(api_key("alice", max_tokens_per_minute=400), max_namespaces=1)
+    server = behind(lambda request: streamed(id="c-1", choices=[]) if "/v1" in path else json_answer(200, {}))
+
+    async def statuses():
+        async with client_of(server, spec) as client:
+            for name, num_bytes in (("a", 4000), ("b", 1), ("b", 1), ("c", 1)):
+                fields = {"model": "m", "messages": [], "cache_salt": name} if "/v1" in path else {"namespace": name}
+                body = fields | {"max_tokens": 1, "user": "x" * num_bytes}
+                yield (await client.post(path, json=body, headers={"x-api-key": "alice"})).status_code
+
+    async def work():
+        return [status async for status in statuses()]
+
+    assert asyncio.run(work()) == [400, 200, 200, 400]
 
 
 def test_requests_at_once_are_limited_per_tenant_and_in_all():

@@ -95,6 +95,15 @@ def test_namespaces_do_not_see_each_other():
     assert known["num_steps"] < fresh["num_steps"]
 
 
+@pytest.mark.parametrize("share_drafts", [True, False])
+def test_tenants_share_drafts_only_where_the_config_says_so(share_drafts):
+    bls = make_bls(None, f"server.gateway.share_drafts={str(share_drafts).lower()}")
+    ask = {"strategy": "trie", "return_statistics": True}
+    first, second = (statistics_of(run_in(bls, text_tensors("bcd", 40, namespace=n, **ask))) for n in ("a/x", "b/x"))
+
+    assert (second["num_steps"] < first["num_steps"]) == share_drafts
+
+
 def test_a_right_prediction_is_accepted():
     target = TableTarget()
     bls = make_bls(target)

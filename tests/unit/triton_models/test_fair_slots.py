@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import BusyError
-from pipeline.triton_models.fair_slots import FairSlots, tenant_of
+from pipeline.triton_models.fair_slots import FairSlots, split_namespace
 from tests.patience import PATIENCE_S
 
 
@@ -165,6 +165,9 @@ def test_every_slot_is_free_again_when_all_are_over(events, num_slots):
     run(work())
 
 
-@pytest.mark.parametrize(("namespace", "tenant"), [("", ""), ("x", ""), ("a/", "a"), ("a/b/c", "a")])
-def test_the_tenant_of_a_namespace(namespace, tenant):
-    assert tenant_of(namespace) == tenant
+@pytest.mark.parametrize(
+    ("namespace", "tenant", "name"),
+    [("", "", ""), ("x", "", "x"), ("a/", "a", ""), ("a/b/c", "a", "b/c"), ("/x", "", "x")],
+)
+def test_the_tenant_and_the_name_of_a_namespace(namespace, tenant, name):
+    assert split_namespace(namespace) == (tenant, name)
