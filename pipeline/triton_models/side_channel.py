@@ -24,7 +24,8 @@ def require_no_figures(request: TextRequest) -> None:
     """Raise RequestError if a request asks for outputs that reveal the acceptance of drafts."""
     if request.stream and (request.wanted.of_output or request.wanted.of_prompt):
         raise RequestError(
-            "this server does not stream log probabilities or logits (server.side_channel_safe); send stream false"
+            "this server returns log probabilities and logits only in whole responses of generate and infer, not in "
+            "streams or by the OpenAI API (server.side_channel_safe)"
         )
     if request.return_perf_metrics:
         raise RequestError(

@@ -207,5 +207,5 @@ def test_half_a_surrogate_pair_in_messages_gets_a_sentence():
 @pytest.mark.parametrize("name", ["return_log_probs", "return_generation_logits", "return_context_logits"])
 def test_a_stream_of_a_safe_server_refuses_logits_and_does_not_leave_them_out(name):
     bls = make_bls(None, "server.side_channel_safe=true")
-    with pytest.raises(RequestError, match="send stream false"):
+    with pytest.raises(RequestError, match="only in whole responses of generate and infer"):
         run(answers_of(bls, text_tensors("abc", 4, stream=True, **{name: True})))
