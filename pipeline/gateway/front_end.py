@@ -113,7 +113,11 @@ async def chunks_of(transport: Transport, request: FrontEndRequest) -> AsyncGene
             if reason is not lost.refusal or not resumption.resume():
                 raise reason from lost
             if num_lost > _MAX_LOST:
-                raise (reason if await request.triton_status() == 200 else unavailable()) from lost
+                if await request.triton_status() != 200:
+                    raise unavailable() from lost
+                if _has_tools(request):  # a full queue looks the same, and had room again when `_reason_of` asked
+                    reason = refusal_of(503, reason.sentence, request.request_id)
+                raise reason from lost
             # While no Triton server of the fleet is ready, each attempt is lost within seconds.
             ready_until = min(ready_until, anyio.current_time() + _PATIENCE_S)
             while anyio.current_time() < ready_until and await request.triton_status() != 200:
@@ -218,10 +222,14 @@ async def _reason_of(transport: Transport, request: FrontEndRequest, lost: _Lost
     return lost.refusal
 
 
+def _has_tools(request: FrontEndRequest) -> bool:
+    return b'"tools":' in request.body
+
+
 async def _reason_with_tools(transport: Transport, request: FrontEndRequest, refusal: Refusal) -> Refusal:
     """The worker's refusal of a request with tools, for which the front end reports an error without the reason. The
     same request without tool calls returns the refusal in its first event."""
-    if refusal.status != 500 or not request.is_served or b'"tools":' not in request.body:
+    if refusal.status != 500 or not request.is_served or not _has_tools(request):
         return refusal
     body = parse_json(request.body)
     body |= {"tool_choice": "none", "nvext": body["nvext"] | {"extra_fields": [ENGINE_DATA]}}

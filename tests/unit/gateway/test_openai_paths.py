@@ -225,12 +225,18 @@ def test_a_conversation_waits_for_its_worker(num_failed):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_reason_of_a_refusal_that_tools_hide_is_asked_for(stream):
-    refusal = {"status": 503, "message": "busy: 64 requests wait"}
-
+@pytest.mark.parametrize(
+    ("refusal", "message"),
+    [
+        ({"status": 503, "message": "busy: 64 requests wait"}, "busy: 64 requests wait"),
+        (None, "the server could not answer; send the request again"),
+    ],
+    ids=["the queue is full", "the queue has room when the reason is asked for"],
+)
+def test_the_reason_of_a_refusal_that_tools_hide_is_asked_for(stream, refusal, message):
     def answer(request: httpx.Request) -> httpx.Response:
         if json.loads(request.content).get("tool_choice") == "none":
-            event = {"choices": [], "nvext": {"engine_data": {"refusal": refusal}}}
+            event = {"choices": [], "nvext": {"engine_data": {"refusal": refusal} if refusal else {}}}
             text = f"data: {json.dumps(event, separators=(',', ':'))}\n\ndata: [DONE]\n\n"
             return httpx.Response(200, headers={"content-type": "text/event-stream"}, text=text)
         fault = {"message": "Internal server error", "code": 500}
@@ -242,7 +248,8 @@ def test_the_reason_of_a_refusal_that_tools_hide_is_asked_for(stream):
     body = {"model": "m", "stream": stream, "tools": [{"type": "function", "function": {"name": "f"}}]}
     given = send(behind(answer), "POST", "/v1/chat/completions", json=body)
 
-    assert (given.status_code, given.json()["error"]["message"]) == (503, refusal["message"])
+    assert (given.status_code, given.json()["error"]["message"]) == (503, message)
+    assert given.headers["retry-after"] == "2"
 
 
 @pytest.mark.parametrize("begun", ["", "some text"])
