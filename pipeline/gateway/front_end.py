@@ -185,8 +185,8 @@ async def _has_worker(transport: Transport, request: FrontEndRequest) -> bool:
 
 
 async def refusal_of_prompt(transport: Transport, renderer: UpstreamRequest, sent: bytes) -> Refusal | None:
-    """Triton's refusal of the conversation, or the longest prompt, of a request to the front end, from a request for
-    one token; None if Triton accepts it. renderer: see `FrontEndRequest`. sent: body of the request."""
+    """Triton's refusal of the conversation or the prompt of a request to the front end, from a request for one token;
+    None if Triton accepts it. renderer: see `FrontEndRequest`. sent: body of the request."""
     body = parse_json(sent)
     generate = {"max_tokens": 1, "namespace": read_annotations(body["nvext"]["annotations"]).get(NAMESPACE, "")}
     if "messages" in body:
@@ -194,8 +194,7 @@ async def refusal_of_prompt(transport: Transport, renderer: UpstreamRequest, sen
         generate |= {"text_input": "", "messages": json.dumps(texts)}
     else:
         prompt = body.get("prompt")
-        texts = [text for text in (prompt if isinstance(prompt, list) else [prompt]) if isinstance(text, str)]
-        generate["text_input"] = max(texts, key=len, default="")
+        generate["text_input"] = prompt if isinstance(prompt, str) else ""
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
         async with transport(replace(renderer, body=write_json(generate))) as response:
             if response.status == 400:

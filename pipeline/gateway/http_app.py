@@ -222,9 +222,9 @@ class HttpGateway:
         deployment = self._deployments.current
         model = f"/v2/models/{deployment.spec.tenant_models[0]}/generate"
         renderer = UpstreamRequest(deployment.http, "POST", model, b"", JSON, _SHORT_S, answer.request_id)
-        num_choices, max_seq_len = len(ids) * checked.num_prompts, deployment.spec.max_seq_len
+        max_seq_len = deployment.spec.max_seq_len
         admitted = self._tenants.admit(
-            tenant, len(body) // checked.num_prompts, checked.max_tokens, max_seq_len, num_choices, OPENAI_WEIGHT
+            tenant, checked.num_bytes, checked.max_tokens, max_seq_len, len(ids), OPENAI_WEIGHT
         )
         with deployment.in_use(), admitted:
             tenant.use(checked.namespace)
@@ -246,14 +246,14 @@ class HttpGateway:
                 for choice, own_id in zip(checked.bodies, ids, strict=True)
             ]
             if len(body) > _BYTES_PER_TOKEN * max_seq_len:
-                refusal = await refusal_of_prompt(self._transport, renderer, requests[0].body)
+                refusal = await refusal_of_prompt(self._transport, renderer, max(checked.bodies, key=len))
                 if refusal is not None and refusal.code == TOO_LONG_CODE:
                     raise refusal
             if checked.response_head is None:
-                output: Output = ChoicesOutput(answer, len(requests), checked.rewrites, checked.is_whole)
+                output: Output = ChoicesOutput(answer, checked)
             else:
                 output = ResponsesOutput(answer, checked.response_head, checked.rewrites, checked.is_whole)
-            await forward_openai(self._transport, requests, request.receive, output, checked.num_prompts)
+            await forward_openai(self._transport, requests, request.receive, output, deployment.spec.max_open_requests)
 
     async def _models(self, request: Request, answer: ResponseWriter) -> None:
         self._tenant(request)

@@ -23,20 +23,21 @@ _SEEDS, _SMALLEST_SEED = 1 << 64, -(1 << 63)
 
 
 class CheckedChoices(NamedTuple):
-    """A checked request. endpoint: of the front end. requests: a request to forward for each choice. max_tokens: limit
-    of the output of one choice; None if the request sets none. model: the client's `model` field. conversation: id of
-    the conversation, the same in all turns but the first, where it is None. rewrites: changes to the response.
-    num_prompts: prompts of each request. is_whole: whether the client requests a whole response; the forwarded requests
-    ask for streams. namespace: the tenant's. response_head: see `responses_request`; None unless the request is one of
-    the Responses API."""
+    """A checked request. endpoint: of the front end. requests: a request to forward for each choice of each prompt.
+    max_tokens: limit of the output of one choice; None if the request sets none. model: the client's `model` field.
+    conversation: id of the conversation, the same in all turns but the first, where it is None. rewrites: changes to
+    the response. num_choices: of one prompt. num_bytes: mean size of `requests`. is_whole: whether the client requests
+    a whole response; the forwarded requests ask for streams. namespace: the tenant's. response_head: see
+    `responses_request`; None unless the request is one of the Responses API."""
 
     endpoint: Endpoint
     requests: list[Json]
+    num_choices: int
+    num_bytes: int
     max_tokens: int | None
     model: object
     conversation: str | None = None
     rewrites: Sequence[Rewrite] = ()
-    num_prompts: int = 1
     is_whole: bool = False
     namespace: str = ""
     response_head: Json | None = None
@@ -52,7 +53,7 @@ def checked_openai(
 ) -> CheckedChoices:
     """Check a request and set the tenant's namespace. A client chooses a namespace with the annotation "namespace:NAME"
     in `nvext.annotations`, or with `cache_salt`. tool_call_parser: see `for_front_end`. Raises Refusal (400)."""
-    return _checked(endpoint, parse_json(body), tenant, tool_call_parser)
+    return _checked(endpoint, parse_json(body), len(body), tenant, tool_call_parser)
 
 
 def checked_responses(body: bytes, tenant: Tenant, tool_call_parser: str | None = None) -> CheckedChoices:
@@ -62,10 +63,14 @@ def checked_responses(body: bytes, tenant: Tenant, tool_call_parser: str | None 
         chat = chat_request(value)
     except RequestError as error:
         raise Refusal(400, str(error)) from error
-    return _checked("chat", chat, tenant, tool_call_parser)._replace(response_head=response_head(value))
+    checked = _checked("chat", chat, len(body), tenant, tool_call_parser)
+    return checked._replace(response_head=response_head(value))
 
 
-def _checked(endpoint: Endpoint, value: Json, tenant: Tenant, tool_call_parser: str | None) -> CheckedChoices:
+def _checked(
+    endpoint: Endpoint, value: Json, num_bytes: int, tenant: Tenant, tool_call_parser: str | None
+) -> CheckedChoices:
+    """num_bytes: of the client's request."""
     num_choices = _num_choices(value.pop("n", None))
     max_tokens = positive(value.get("max_completion_tokens")) or positive(value.get("max_tokens"))
     try:
@@ -86,18 +91,20 @@ def _checked(endpoint: Endpoint, value: Json, tenant: Tenant, tool_call_parser: 
     is_whole = not sent.get("stream")
     if is_whole and "stream_options" not in sent:  # else the front end refuses the request
         sent |= {"stream": True, "stream_options": {"include_usage": True}}
-    requests = choice_requests(sent, num_choices)
+    prompts = _prompts(sent)
+    requests = [each for prompt in prompts for each in choice_requests(sent | prompt, num_choices)]
+    if len(prompts) > 1:  # each request has one prompt and all other fields
+        num_bytes = num_bytes // len(prompts) + len(write_json(sent | {"prompt": ""}))
     rewrites: list[Rewrite] = [with_nulls] if endpoint == "completions" else []
     if sent.get("tools"):
         rewrites.append(with_null_content)
     if value.get("logprobs") is not None:
         rewrites.append(alternatives(value.get("top_logprobs") or 0) if endpoint == "chat" else log_probs())
-    if value.get("draft_statistics") and num_choices == 1:
+    if value.get("draft_statistics") and len(requests) == 1:
         rewrites.append(move_figures)
-    num_prompts = _num_prompts(value.get("prompt"))
-    conversation, model = _conversation(value), value.get("model")
+    model, conversation = value.get("model"), _conversation(value)
     return CheckedChoices(
-        endpoint, requests, max_tokens, model, conversation, rewrites, num_prompts, is_whole, namespace
+        endpoint, requests, num_choices, num_bytes, max_tokens, model, conversation, rewrites, is_whole, namespace
     )
 
 
@@ -131,6 +138,10 @@ def _num_choices(value: object) -> int:
     return value
 
 
-def _num_prompts(prompt: object) -> int:
-    """Number of prompts in the field `prompt`: a text, token ids, or a list of either."""
-    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+def _prompts(sent: Json) -> list[Json]:
+    """The field `prompt` of each prompt. The client's is a text, token ids, or a list of either; a long list in one
+    request would not fit into the queue of an engine."""
+    prompt = sent.get("prompt")
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
+        return [{}]
+    return [{"prompt": each} for each in prompt]

@@ -14,13 +14,13 @@ from pipeline.gateway.chunk_aggregation import aggregated
 from pipeline.gateway.event_stream import END, event_of
 from pipeline.gateway.forward import while_connected
 from pipeline.gateway.front_end import FrontEndRequest, chunks_of
+from pipeline.gateway.openai_body import CheckedChoices
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import JSON, ResponseWriter
-from pipeline.gateway.rewriting import Rewrite
 from pipeline.gateway.upstream import Transport
 
 _EXTENSION = "nvext"
-# Outputs of a response that are computed at the same time. The queue of an engine may not hold 128.
+# Limit of outputs of a response that are computed at the same time. The queue of an engine may not hold 128.
 _NUM_CONCURRENT = 32
 
 
@@ -39,12 +39,12 @@ async def forward_openai(
     requests: Sequence[FrontEndRequest],
     receive: Receive,
     output: Output,
-    num_prompts: int,
+    max_open: int,
 ) -> None:
     """Forward the requests of all choices and send the response. If one request fails or the client disconnects, cancel
-    all. num_prompts: of each request. Raises Refusal."""
+    all. max_open: number of requests that a server serves and queues. Raises Refusal."""
     refusals: list[Refusal] = []
-    places = asyncio.Semaphore(max(1, _NUM_CONCURRENT // num_prompts))
+    places = asyncio.Semaphore(min(_NUM_CONCURRENT, max_open))
 
     async def run(number: int) -> None:
         async with aclosing(chunks_of(transport, requests[number])) as chunks:
@@ -74,13 +74,14 @@ async def forward_openai(
 class ChoicesOutput:
     """The response to the client, of one choice or joined from several."""
 
-    def __init__(self, answer: ResponseWriter, num_choices: int, rewrites: Sequence[Rewrite], is_whole: bool) -> None:
+    def __init__(self, answer: ResponseWriter, checked: CheckedChoices) -> None:
         self._answer = answer
-        self._rewrites = rewrites
-        self._is_whole = is_whole
-        self._is_single = num_choices == 1
+        self._rewrites = checked.rewrites
+        self._is_whole = checked.is_whole
+        self._is_single = len(checked.requests) == 1
+        self._num_choices = checked.num_choices
         # Chunks of each choice for a whole response.
-        self._chunks: list[list[Json]] = [[] for _ in range(num_choices)]
+        self._chunks: list[list[Json]] = [[] for _ in checked.requests]
         # Chunk with the usage of each choice. A stream that breaks after it and is sent again has another one.
         self._usages: dict[int, Json] = {}
         self._head: Json = {}
@@ -108,12 +109,11 @@ class ChoicesOutput:
         """End the response after the end of all choices."""
         if self._is_whole:
             bodies = list(map(aggregated, self._chunks))
-            await self._answer.send(write_json(bodies[0] if self._is_single else _joined(bodies)), JSON)
+            await self._answer.send(write_json(bodies[0] if self._is_single else self._joined(bodies)), JSON)
             return
         last = END
         if chunks := list(self._usages.values()):
-            usage = chunks[0]["usage"] if self._is_single else joined_usage([chunk["usage"] for chunk in chunks])
-            last = event_of(chunks[0] | {"usage": usage}) + END
+            last = event_of(chunks[0] | {"usage": self._usage([chunk["usage"] for chunk in chunks])}) + END
         await self._answer.start_stream()
         await self._answer.end(last)
 
@@ -123,31 +123,37 @@ class ChoicesOutput:
             await self._answer.piece(event)
 
     def _renumbered(self, chunk: Json, number: int) -> Json:
-        """Set the common id and the choices' indices in a chunk. For several prompts, the indices of each prompt's
-        choices are consecutive. The front end's streams have an id for each prompt."""
+        """Set the common id and the choice's index in a chunk."""
         if not self._head:
             self._head = {name: chunk[name] for name in ("id", "created") if name in chunk}
-        choices = chunk.get("choices") or []
-        choices = [choice | {"index": choice.get("index", 0) * len(self._chunks) + number} for choice in choices]
+        choices = [choice | {"index": number} for choice in chunk.get("choices") or []]
         return chunk | self._head | {"choices": choices}
 
+    def _joined(self, bodies: Sequence[Json]) -> Json:
+        """The whole response of all choices."""
+        whole = bodies[0] | {"choices": [choice for body in bodies for choice in body["choices"]]}
+        if all(body.get("usage") for body in bodies):
+            whole["usage"] = self._usage([body["usage"] for body in bodies])
+        if any(_EXTENSION in body for body in bodies):
+            whole[_EXTENSION] = {"choices": [body.get(_EXTENSION) for body in bodies]}
+        return whole
 
-def _joined(bodies: Sequence[Json]) -> Json:
-    """The whole response of all choices."""
-    choices = sorted((choice for body in bodies for choice in body["choices"]), key=lambda choice: choice["index"])
-    whole = bodies[0] | {"choices": choices}
-    if all(body.get("usage") for body in bodies):
-        whole["usage"] = joined_usage([body["usage"] for body in bodies])
-    if any(_EXTENSION in body for body in bodies):
-        whole[_EXTENSION] = {"choices": [body.get(_EXTENSION) for body in bodies]}
-    return whole
+    def _usage(self, usages: Sequence[Json]) -> Json:
+        return usages[0] if self._is_single else joined_usage(usages, self._num_choices)
 
 
-def joined_usage(usages: Sequence[Mapping[str, Any]]) -> Json:
-    """Usage of all choices. Output tokens are summed; the prompt counts once, as in OpenAI's API."""
+def joined_usage(usages: Sequence[Mapping[str, Any]], num_choices: int) -> Json:
+    """Usage of all choices. Output tokens are summed; each prompt counts once, as in OpenAI's API. num_choices: of a
+    prompt."""
     details = [usage.get("completion_tokens_details") or {} for usage in usages]
     num_tokens = sum(usage["completion_tokens"] for usage in usages)
-    joined = {**usages[0], "completion_tokens": num_tokens, "total_tokens": usages[0]["prompt_tokens"] + num_tokens}
+    num_prompt_tokens = sum(usage["prompt_tokens"] for usage in usages) // num_choices
+    joined = {
+        **usages[0],
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_tokens,
+        "total_tokens": num_prompt_tokens + num_tokens,
+    }
     if names := dict.fromkeys(name for each in details for name in each):
         joined["completion_tokens_details"] = {name: sum(each.get(name) or 0 for each in details) for name in names}
     return joined

@@ -7,7 +7,6 @@ part that the client has is left out by length of text and number of tokens, not
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 from pipeline.gateway.bodies import Json
@@ -15,7 +14,7 @@ from pipeline.gateway.bodies import Json
 
 @dataclass(slots=True)
 class _SentPart:
-    """Length of the part of a choice's output. num_tokens: tokens that have log probabilities."""
+    """Length of a part of the output. num_tokens: tokens that have log probabilities."""
 
     num_chars: int = 0
     num_tokens: int = 0
@@ -31,12 +30,12 @@ class Resumption:
         # Whether the part that was sent can be left out of the same response. Ids of tool calls, for example, differ.
         self._is_resumable = True
         self._head: Json = {}
-        self._sent, self._seen = defaultdict[int, _SentPart](_SentPart), defaultdict[int, _SentPart](_SentPart)
+        self._sent, self._seen = _SentPart(), _SentPart()
 
     def resume(self) -> bool:
         """Expect the response again. Returns False if the client has a part that cannot be left out."""
         self._is_resumed = bool(self._head)
-        self._seen.clear()
+        self._seen = _SentPart()
         return self._is_resumable
 
     def rest_of(self, chunk: Json) -> Json | None:
@@ -50,8 +49,7 @@ class Resumption:
 
     def _rest_of_choice(self, choice: Json) -> Json | None:
         """The part of a choice that the client does not have; None if it has all."""
-        index = choice.get("index", 0)
-        sent, seen = self._sent[index], self._seen[index]
+        sent, seen = self._sent, self._seen
         if sent.is_finished:
             return None
         delta = choice.get("delta")
@@ -67,9 +65,7 @@ class Resumption:
         is_last = choice.get("finish_reason") is not None
         if len(text) <= old_chars and num_tokens <= old_tokens and not is_last and not has_others:
             return None
-        self._sent[index] = _SentPart(
-            max(sent.num_chars, seen.num_chars), max(sent.num_tokens, seen.num_tokens), is_last
-        )
+        self._sent = _SentPart(max(sent.num_chars, seen.num_chars), max(sent.num_tokens, seen.num_tokens), is_last)
         rest = {name: text[old_chars:]}
         left = {key: values[old_tokens:] if isinstance(values, list) else values for key, values in log_probs.items()}
         return choice | (rest if delta is None else {"delta": delta | rest}) | ({"logprobs": left} if log_probs else {})

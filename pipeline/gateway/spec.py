@@ -36,6 +36,7 @@ class DeploymentSpec(Frozen):
     public_models: tuple[str, ...] = Field(description="Triton models that clients may call.")
     tenant_models: tuple[str, ...] = Field(description="Public models with the inputs `namespace` and `stop`.")
     max_seq_len: int = Field(description="Limit of prompt and output of one sequence, in tokens.")
+    max_open_requests: int = Field(description="Number of requests that a server without others serves and queues.")
     listed_s: float = Field(
         0.0, description="Time for which the front end may know a worker whose machine is gone, in seconds."
     )

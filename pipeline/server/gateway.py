@@ -86,6 +86,7 @@ def deployment_spec(
         public_models=models if server.gateway.inner_models else public_models(models, not server.api_keys),
         tenant_models=(FRONT_MODEL, STOCK_FRONT_MODEL),
         max_seq_len=resolved.profile.engine.max_seq_len,
+        max_open_requests=resolved.profile.engine.max_batch_size + resolved.profile.scheduling.max_queue_size,
         listed_s=listed_s(server),
     )
 

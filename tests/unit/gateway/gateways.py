@@ -52,6 +52,7 @@ def deployment_of(number: int = 1) -> DeploymentSpec:
         public_models=("lookahead_bls",),
         tenant_models=("lookahead_bls", "tensorrt_llm_bls"),
         max_seq_len=MAX_SEQ_LEN,
+        max_open_requests=68,
     )
 
 

