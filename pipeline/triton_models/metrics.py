@@ -32,7 +32,6 @@ BLS_METRICS = {
     "accepted_tokens_total": ("COUNTER", "Draft tokens accepted."),
     "engine_calls_total": ("COUNTER", "Calls from the BLS model to the engine."),
     "engine_calls_without_draft_total": ("COUNTER", "Calls to the engine without a draft tree."),
-    "calls_without_draft_share": ("GAUGE", "Share of engine calls without a draft tree."),
     "acceptance_length": ("HISTOGRAM", "Tokens emitted per verify step."),
     "time_to_first_token_seconds": ("HISTOGRAM", "Time from a request's arrival to its first token."),
     "inter_token_seconds": ("HISTOGRAM", "Time between two steps, divided by the tokens of the later one."),
@@ -93,7 +92,7 @@ class Metrics:
             if name != _REQUESTS
         }
         self._requests: dict[tuple[str, str], Any] = {}
-        self._num_calls = self._num_plain_calls = 0
+        self._trie = TrieMetrics(0, 0, 0)
         self._closing = False
         self._queue: queue.SimpleQueue[tuple[RequestMetrics | None, TrieMetrics] | None] = queue.SimpleQueue()
         self._queue.put((None, trie))
@@ -117,9 +116,11 @@ class Metrics:
             request, trie = item
             if request is not None:
                 self._record(request)
-            self._metrics["trie_nodes"].set(trie.num_nodes)
-            self._metrics["trie_bytes"].set(trie.num_bytes)
-            self._metrics["draft_source_failures"].set(trie.num_failures)
+            # The processes of the model share the gauges, which are the sums of all.
+            self._metrics["trie_nodes"].increment(trie.num_nodes - self._trie.num_nodes)
+            self._metrics["trie_bytes"].increment(trie.num_bytes - self._trie.num_bytes)
+            self._metrics["draft_source_failures"].increment(trie.num_failures - self._trie.num_failures)
+            self._trie = trie
 
     def _record(self, request: RequestMetrics) -> None:
         key, statistics, metrics = (request.strategy, request.outcome), request.statistics, self._metrics
@@ -134,10 +135,6 @@ class Metrics:
         metrics["accepted_tokens_total"].increment(statistics.num_accepted_tokens)
         metrics["engine_calls_total"].increment(request.num_calls)
         metrics["engine_calls_without_draft_total"].increment(request.num_calls_without_draft)
-        self._num_calls += request.num_calls
-        self._num_plain_calls += request.num_calls_without_draft
-        if self._num_calls:
-            metrics["calls_without_draft_share"].set(self._num_plain_calls / self._num_calls)
         for length in lengths:
             metrics["acceptance_length"].observe(length)
         if request.step_times:

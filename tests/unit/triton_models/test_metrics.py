@@ -33,7 +33,10 @@ class Pb:
                     pb.opened.wait(PATIENCE_S)
                     pb.values[self.name] += value
 
-                return SimpleNamespace(increment=add, set=add, observe=add)
+                def assign(value: float) -> None:
+                    pb.values[self.name] = value
+
+                return SimpleNamespace(increment=add, set=assign, observe=add)
 
         self.MetricFamily = Family
 
@@ -74,6 +77,19 @@ def test_a_trie_that_was_loaded_is_entered_before_the_first_request():
     wait_for(lambda: pb.values["lookahead_trie_bytes"])
     metrics.close()
     assert pb.values["lookahead_trie_nodes"] == 5
+
+
+def test_gauges_are_the_sums_of_the_processes_of_the_model():
+    """Triton has one gauge for all of them."""
+    pb = Pb()
+    pb.opened.set()
+    one, other = Metrics(pb, TrieMetrics(5, 100, 0)), Metrics(pb, TrieMetrics(7, 100, 1))
+    one.record(request(), TrieMetrics(3, 200, 0))
+    other.record(request(), TrieMetrics(9, 100, 3))
+    wait_for(lambda: (pb.values["lookahead_trie_nodes"], pb.values["lookahead_draft_source_failures"]) == (12, 3))
+    one.close()
+    other.close()
+    assert pb.values["lookahead_trie_bytes"] == 300
 
 
 def test_an_unloaded_model_does_not_wait_for_its_metrics():
