@@ -1,9 +1,9 @@
 """Supervises one server: `python -m pipeline.server.guard SPEC`, a process between the command and tritonserver.
 
-The guard ends the server on SIGTERM or SIGUSR1 (running requests may finish), and when the owner ends: standard input
-closes without `release_guard`, or the process in the spec ends. It restarts the server, a limited number of times, if a
-model's process dies, if the server dies after it was ready, or if it hangs. Log and state file record count and reason.
-A server that needs etcd is not restarted before etcd answers.
+The guard ends the server on SIGTERM or SIGUSR1 (running requests may finish), when its run folder is removed, and when
+the owner ends: standard input closes without `release_guard`, or the process in the spec ends. It restarts the server,
+a limited number of times, if a model's process dies, if the server dies after it was ready, or if it hangs. Log and
+state file record count and reason. A server that needs etcd is not restarted before etcd answers.
 
 After each end of the server, the guard kills the remaining processes and removes shared memory and container. After the
 last end it removes the state file and writes the reason to the log. If the guard is killed, the kernel ends the server.
@@ -143,7 +143,7 @@ def main() -> int:
         signal.signal(number, lambda number, frame: None)
     log.write_bytes(b"")
     end, code, num_restarts, output = _End(), 1, 0, log.open("ab")
-    fds = [wake_read, sys.stdin.fileno()]
+    fds, folder = [wake_read, sys.stdin.fileno()], os.open(spec.folder, os.O_PATH)
     limit = RestartLimit(spec.max_restarts, spec.restart_window_s)
     try:
         while True:
@@ -152,7 +152,7 @@ def main() -> int:
             except OSError as error:
                 end = _End(f"{spec.command[0]} cannot be run: {error.strerror}")
                 return 1
-            end = _wait_for_end(server, fds, spec, output)
+            end = _wait_for_end(server, fds, folder, spec, output)
             code = _stop(server, end.patience)
             if not end.restart or not limit.permits_restart(end.transient):
                 return 1 if end.reason and not end.wanted else code
@@ -166,7 +166,7 @@ def main() -> int:
             record_restart(spec.state_path, num_restarts, reason)
             if can_start:
                 limit.add()
-            elif (requested := _wait_until_it_can_start(fds, spec)) is not None:
+            elif (requested := _wait_until_it_can_start(fds, folder, spec)) is not None:
                 end = requested
                 return 0
     finally:
@@ -223,16 +223,16 @@ class _End(NamedTuple):
     transient: bool = False
 
 
-def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSpec, log: BinaryIO) -> _End:
-    """Wait until the server ends or should end. fds: wake-up of signals, and standard input until it is released. log:
-    of the server."""
+def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], folder: int, spec: GuardSpec, log: BinaryIO) -> _End:
+    """Wait until the server ends or should end. fds: wake-up of signals, and standard input until it is released.
+    folder: the run folder, opened. log: of the server."""
     watch = HangWatch(spec.server_id, spec.url, spec.hang_seconds)
     service, ready_file = ServiceWatch(spec.watched_url, spec.watched_needs), Path(spec.folder, READY_FILE)
     models = ModelWatch(spec.server_id)
     while True:
         ready, _, _ = select.select(fds, [], [], spec.watch_seconds)
         is_ready = watch.is_ready()
-        if (requested := _requested_end(fds, ready, spec, is_ready)) is not None:
+        if (requested := _requested_end(fds, ready, folder, spec, is_ready)) is not None:
             return requested
         if server.poll() is not None:
             aborted = not is_ready and server.returncode == -signal.SIGABRT
@@ -254,18 +254,19 @@ def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], spec: GuardSp
             )
 
 
-def _wait_until_it_can_start(fds: list[int], spec: GuardSpec) -> _End | None:
+def _wait_until_it_can_start(fds: list[int], folder: int, spec: GuardSpec) -> _End | None:
     """Wait until the server can be started again. Returns None then, or why it should end instead."""
     while not any_answers(spec.waits_for):
         ready, _, _ = select.select(fds, [], [], spec.watch_seconds)
-        if (requested := _requested_end(fds, ready, spec, False)) is not None:
+        if (requested := _requested_end(fds, ready, folder, spec, False)) is not None:
             return requested
     return None
 
 
-def _requested_end(fds: list[int], ready: list[int], spec: GuardSpec, is_ready: bool) -> _End | None:
-    """Why the server must end now: a signal, or the end of the process that started or owns it. None if it need not.
-    ready: those of `fds` that can be read. is_ready: whether the server is ready."""
+def _requested_end(fds: list[int], ready: list[int], folder: int, spec: GuardSpec, is_ready: bool) -> _End | None:
+    """Why the server must end now: a signal, the end of the process that started or owns it, or the removal of the run
+    folder, without which no command finds the server. None if it need not. ready: those of `fds` that can be read.
+    folder: the run folder, opened. is_ready: whether the server is ready."""
     wake_fd, patience = fds[0], STOP_SECONDS if is_ready else spec.loading_seconds
     if wake_fd in ready and (received := set(os.read(wake_fd, 64)) - {signal.SIGCHLD}):
         drains = is_ready and received == {signal.SIGUSR1}
@@ -274,6 +275,8 @@ def _requested_end(fds: list[int], ready: list[int], spec: GuardSpec, is_ready: 
         return _End("the command that started it has ended", True, patience)
     if spec.owner is not None and start_time(spec.owner[0]) != spec.owner[1]:
         return _End("the command that owns it has ended", True, patience)
+    if not os.fstat(folder).st_nlink:
+        return _End("its run folder was removed", True, patience)
     return None
 
 

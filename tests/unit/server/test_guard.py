@@ -142,8 +142,8 @@ def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_
     nowhere = "" if is_ready else "http://127.0.0.1:1"
     limits = {"hang_seconds": PATIENCE_S, "watch_seconds": 0.01, "degraded_seconds": 0.0}
     spec = GuardSpec([], {}, str(tmp_path), "", SERVER, url=nowhere, **limits)
-    log = (tmp_path / "server.log").open("ab")
-    waiting = threading.Thread(target=lambda: ends.append(guard._wait_for_end(server, [wake_read], spec, log)))
+    log, folder = (tmp_path / "server.log").open("ab"), os.open(tmp_path, os.O_PATH)
+    waiting = threading.Thread(target=lambda: ends.append(guard._wait_for_end(server, [wake_read], folder, spec, log)))
     waiting.start()
     try:
         wait_for_guard(SERVER)
@@ -155,8 +155,8 @@ def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_
     finally:
         kill(server)
         log.close()
-        os.close(wake_read)
-        os.close(wake_write)
+        for fd in (wake_read, wake_write, folder):
+            os.close(fd)
 
     (end,) = ends
     assert not end.wanted
@@ -167,15 +167,17 @@ def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_
 
 def test_a_service_that_fails_is_to_start_again_once_it_has_been_ready(monkeypatch, tmp_path):
     monkeypatch.setattr(ServiceWatch, "fails", lambda watch: "it did not answer")
-    wake_read, wake_write = os.pipe()
+    (wake_read, wake_write), folder = os.pipe(), os.open(tmp_path, os.O_PATH)
     spec = GuardSpec([], {}, str(tmp_path), "", SERVER, watch_seconds=0.01)
     with running(["sleep", "0.2"]) as server, (tmp_path / "server.log").open("ab") as log:
-        assert guard._wait_for_end(server, [wake_read], spec, log) == guard._End()  # by itself
+        assert guard._wait_for_end(server, [wake_read], folder, spec, log) == guard._End()  # by itself
         (tmp_path / READY_FILE).touch()
     with running(["sleep", "600"]) as server, (tmp_path / "server.log").open("ab") as log:
-        assert guard._wait_for_end(server, [wake_read], spec, log) == guard._End("it did not answer", restart=True)
-    os.close(wake_read)
-    os.close(wake_write)
+        assert guard._wait_for_end(server, [wake_read], folder, spec, log) == guard._End(
+            "it did not answer", restart=True
+        )
+    for fd in (wake_read, wake_write, folder):
+        os.close(fd)
 
 
 class FakeServer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from pipeline.server.server import stop_server
 from pipeline.server.state import STATE, find_server, is_ready
 from pipeline.server.tritonserver_command import listening_words
 from pipeline.triton_models.handover import HANDOVER, RUNNING
+from tests.patience import PATIENCE_S
 from tests.processes import running
 from tests.servers import left_over, processes_of, wait_for, wait_for_guard
 from tests.unit.server.fake_server import (
@@ -170,6 +172,17 @@ def test_a_detached_server_ends_with_the_process_that_owns_it(fake, tmp_path, mo
 
     assert "was stopped (the command that owns it has ended)" in server.log_path.read_text()
     assert_gone(server)
+
+
+def test_a_server_whose_run_folder_is_removed_ends(fake, tmp_path):
+    """Without its state file no command would find it."""
+    server = start(tmp_path, detach=True)
+
+    shutil.rmtree(tmp_path / "run")
+
+    server.guard.wait(PATIENCE_S)
+    assert not left_over(server.state.server_id)
+    assert not (tmp_path / "run").exists()
 
 
 def model_of(folder: Path) -> str:
