@@ -1,8 +1,7 @@
 # The whole server on a CPU: gateway, OpenAI front end, worker, Triton with the torch engine. Build from the checkout:
 #   docker build -f deploy/cpu.Dockerfile -t lookahead:cpu --build-arg TORCH_INDEX=URL .
 FROM docker.io/library/python:3.11-slim
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev libgomp1 \
-    && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install --yes --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
 COPY . /app
 # Without an index of CPU builds of torch, pip installs one with CUDA, several gigabytes larger.
