@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.errors import UserError, error_number
@@ -110,11 +110,19 @@ def is_full(error: Exception) -> bool:
 
 
 def replace_folder(source: Path, target: Path) -> None:
-    """Rename source to target. An existing target is moved aside first and removed last."""
-    aside = None
-    if target.exists():
-        aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{PARTIAL}{target.name}-"))
-        os.rename(target, aside / "old")
-    os.rename(source, target)
-    if aside is not None:
-        shutil.rmtree(aside, ignore_errors=True)
+    """Rename source to target, also while other processes replace it. An existing target is moved aside first and
+    removed last."""
+    asides: list[Path] = []
+    try:
+        while True:
+            try:
+                return os.rename(source, target)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+            asides.append(Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{PARTIAL}{target.name}-")))
+            with suppress(FileNotFoundError):  # another process has moved it
+                os.rename(target, asides[-1] / "old")
+    finally:
+        for aside in asides:
+            shutil.rmtree(aside, ignore_errors=True)

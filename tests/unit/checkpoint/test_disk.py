@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 import threading
 from pathlib import Path
 from typing import NoReturn
@@ -45,6 +47,30 @@ def test_failure_keeps_the_old_folder_and_leaves_nothing_else(tmp_path: Path) ->
         fail_half_way()
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
     assert list(target.iterdir()) == []
+
+
+def test_two_processes_may_replace_a_folder_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commands for one engine both write its model repository."""
+    target, rename = tmp_path / "target", os.rename
+    (target / "old").mkdir(parents=True)
+    others = iter([False, True])  # what the other process does when this one moves the target aside
+
+    def renamed(source: Path, to: Path) -> None:
+        if source != target:
+            return rename(source, to)
+        if next(others):  # it has just moved the target itself
+            shutil.rmtree(target)
+            return rename(source, to)
+        rename(source, to)
+        (target / "of the other").mkdir(parents=True)  # it is done
+        return None
+
+    monkeypatch.setattr(os, "rename", renamed)
+    with atomic_folder(target) as partial:
+        (partial / "new").touch()
+
+    assert [path.name for path in target.iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
 def test_space_is_looked_up_on_the_disk_of_a_folder_that_is_still_to_be_made(tmp_path: Path) -> None:
