@@ -49,15 +49,16 @@ class _Arrival:
     those in finalizers, and extension modules drop some as well, such as those of numpy and pydantic."""
 
     is_over = False  # whether the command has ended
-    dropped: ClassVar[list[int]] = []  # numbers of the signals that are sent again
+    dropped: ClassVar[list[int]] = []  # exit codes for the signals that are sent again
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, code: int) -> None:
         self.number = number
+        self.code = code
         self.is_handled = False
 
     def __del__(self) -> None:
         if not (self.is_handled or self.is_over):
-            self.dropped.append(self.number)
+            self.dropped.append(self.code)
             _thread.start_new_thread(self._send, (self.number,))
 
     @classmethod
@@ -70,9 +71,10 @@ class _Arrival:
 _Raised = TypeVar("_Raised", bound=BaseException)
 
 
-def _noticed(error: _Raised, number: int) -> _Raised:
-    """The exception to raise for a signal. number: of the signal to send if the exception is dropped."""
-    error.__dict__["arrival"] = _Arrival(number)
+def _noticed(error: _Raised, number: int, code: int) -> _Raised:
+    """The exception to raise for a signal. number: of the signal to send if the exception is dropped. code: exit code
+    of the command."""
+    error.__dict__["arrival"] = _Arrival(number, code)
     return error
 
 
@@ -89,10 +91,11 @@ def leave_on_signals() -> Iterator[None]:
     Ctrl-C. If such an exception or the KeyboardInterrupt of Ctrl-C is dropped, the signal is sent again."""
 
     def interrupt(number: int, frame: object) -> NoReturn:
-        raise _noticed(KeyboardInterrupt(), number)
+        raise _noticed(KeyboardInterrupt(), number, 128 + number)
 
     def terminate(number: int, frame: object) -> NoReturn:
-        raise _noticed(Terminated(128 + number), number)
+        code = _Arrival.dropped[0] if _Arrival.dropped else 128 + number
+        raise _noticed(Terminated(code), number, code)
 
     terminals = [number for number in range(3) if os.isatty(number)]
 
@@ -101,7 +104,7 @@ def leave_on_signals() -> Iterator[None]:
         null = os.open(os.devnull, os.O_RDWR)
         for terminal in terminals:  # it is closed, and a failed message would end the cleanup
             os.dup2(null, terminal)
-        raise _noticed(SystemExit(128 + number), signal.SIGTERM)
+        raise _noticed(SystemExit(128 + number), signal.SIGTERM, 128 + number)
 
     _Arrival.is_over = False
     _Arrival.dropped.clear()
@@ -121,12 +124,13 @@ def _report_unless_signal(dropped: sys.UnraisableHookArgs) -> None:
 
 
 def _cause_of(error: BaseException | None) -> int | None:
-    """The signal that has caused an error, None if there is none. Python and libraries replace some exceptions."""
+    """The exit code for the signal that has caused an error, None if there is none. Python and libraries replace some
+    exceptions."""
     if _Arrival.dropped:
         return _Arrival.dropped[0]
     while error is not None and "arrival" not in error.__dict__:
         error = error.__cause__ or error.__context__
-    return None if error is None else int(error.__dict__["arrival"].number)
+    return None if error is None else int(error.__dict__["arrival"].code)
 
 
 def refusal(error: Exception) -> str | None:
@@ -156,8 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if (number := _cause_of(error)) is not None:
-            sys.exit(128 + number)
+        if (code := _cause_of(error)) is not None:
+            sys.exit(code)
         if (sentence := refusal(error)) is None:
             raise
         print(f"error: {sentence}", file=sys.stderr)

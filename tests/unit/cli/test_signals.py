@@ -47,7 +47,9 @@ with leave_on_signals():
 """
 
 
-@pytest.mark.parametrize(("number", "returncode"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("number", "returncode"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT), (signal.SIGHUP, 129)]
+)
 @pytest.mark.parametrize(
     "how",
     ["Noticed()", "sys.setprofile(linger); Noticed()", "signal.raise_signal({number})", "drop_in_a_library()"],
@@ -99,7 +101,7 @@ def by_python(**options):
 def by_a_library(**options):
     numpy.dtype(Odd())
 
-for number in (signal.SIGTERM, signal.SIGINT):
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     for how in (by_python, by_a_library):
         if not os.fork():
             app.build_app = lambda: how
@@ -110,7 +112,11 @@ for number in (signal.SIGTERM, signal.SIGINT):
 
 def test_an_error_that_replaces_that_of_a_signal_is_no_bug() -> None:
     done = subprocess.run([sys.executable, "-c", REPLACES], timeout=PATIENCE_S, capture_output=True, check=False)
-    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [b"143", b"143", b"130", b"130"], b"")
+    assert (done.returncode, done.stdout.split(), done.stderr) == (
+        0,
+        [b"143", b"143", b"130", b"130", b"129", b"129"],
+        b"",
+    )
 
 
 HANGS_UP = """
