@@ -27,7 +27,7 @@ from pipeline.server.discovery import FILE_KV, check_etcd, has_other_machines
 from pipeline.server.failure import transient_failure
 from pipeline.server.gateway import OPENAI, set_replicas
 from pipeline.server.ports import LOOPBACK, choose_ports
-from pipeline.server.server import ATTEMPTS, RunningServer, stop_server
+from pipeline.server.server import ATTEMPTS, RunningServer, start_lock, stop_server
 from pipeline.server.service import (
     RunningService,
     find_service,
@@ -132,17 +132,32 @@ def start_fleet(
     join: start no front end, because the one of another machine finds the workers. beside: use free ports and start no
     gateway, because the running gateway will switch to the new servers. compare: compare the engine with the
     fleet's. detach: let the processes outlive this one once all are ready."""
-    server = served.resolved.profile.server
     if beside:
         served = _on_free_ports(served)
-    if not server.openai:
-        alone = launch(served, folders, run_dir, with_gateway=not beside, verbose=verbose, note=note)
-        if detach:
-            alone.release()
-        return Fleet([alone], [])
+    with start_lock(run_dir):
+        if served.resolved.profile.server.openai:
+            fleet = _start_with_openai(served, folders, run_dir, join, beside, compare, verbose, note)
+        else:
+            alone = launch(served, folders, run_dir, with_gateway=not beside, verbose=verbose, note=note)
+            fleet = Fleet([alone], [])
+    for each in fleet.running if detach else ():
+        each.release()
+    return fleet
+
+
+def _start_with_openai(
+    served: PreparedServer,
+    folders: Folders,
+    run_dir: Path,
+    join: bool,
+    beside: bool,
+    compare: bool,
+    verbose: bool,
+    note: Note,
+) -> Fleet:
+    """As `start_fleet`, with the OpenAI API."""
     require_dynamo()
-    run_dir.mkdir(parents=True, exist_ok=True)
-    card = write_card(served.artifact, run_dir)
+    server, card = served.resolved.profile.server, write_card(served.artifact, run_dir)
     membership = membership_of(served.artifact, card)
     if compare:
         compare_with_members(server, membership, join, note)
@@ -187,8 +202,6 @@ def start_fleet(
                 note(f"{reason}; starting again")
                 continue
             stack.pop_all()
-            for each in fleet.running if detach else ():
-                each.release()
             return fleet
     raise AssertionError("the last attempt returns or raises")
 

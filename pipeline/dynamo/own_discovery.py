@@ -26,3 +26,5 @@ def remove_discovery(run_dir: Path) -> None:
     if link.is_symlink():
         shutil.rmtree(link.readlink(), ignore_errors=True)
         link.unlink(missing_ok=True)
+    elif link.is_dir():  # a worker creates it if the link was removed meanwhile
+        shutil.rmtree(link)

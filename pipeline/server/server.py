@@ -99,44 +99,41 @@ def start_server(
     fleet_dir: Path | None = None,
     note: Note = lambda text: None,
 ) -> RunningServer:
-    """Start tritonserver on a model repository and wait until all models are ready.
+    """Start tritonserver on a model repository and wait until all models are ready. To be called with the `start_lock`.
 
     Starts a gateway in front of it unless the server section disables it. with_openai: whether the gateway serves the
     OpenAI API. with_gateway: false for a server that only processes of this machine use. fleet_dir: run folder of the
     gateway of its fleet; default: run_dir. note: called with progress messages. Raises ServerError, with the reason
     from the log, if it does not become ready.
     """
-    with _locked(run_dir):
-        require_no_server(run_dir)
-        if (kept := keep_previous(run_dir)) is not None:
-            note(f"the previous server ended unexpectedly; its log is now {kept}")
-        handover.prepare_handover(run_dir / handover.HANDOVER)
-        if with_gateway:
-            stop_service(run_dir, GATEWAY)  # of a server that was killed
-        for attempt in range(ATTEMPTS):
-            for name in (LOG, VERBOSE_LOG, READY_FILE):
-                (run_dir / name).unlink(missing_ok=True)
-            server = _begin(
-                resolved, repository, run_dir, make_command, with_openai, with_gateway, fleet_dir or run_dir
-            )
-            try:
-                write_atomically(run_dir / STATE, server.state.model_dump_json(indent=2) + "\n", private=True)
-                _wait_until_ready(server, resolved.profile.server.startup_timeout_s, note)
-                (run_dir / READY_FILE).touch()
-                if server.gateway is not None:
-                    server.gateway.mark_ready()
-            except BaseException as error:
-                stopped = was_stopped(run_dir / LOG)  # by another process
-                server.stop()
-                if isinstance(error, ServerError) and not stopped:
-                    logs = [server.log_path, *([] if server.gateway is None else [server.gateway.log_path])]
-                    if attempt + 1 < ATTEMPTS and (reason := transient_failure(logs)):
-                        note(f"{reason}; starting again")
-                        continue
-                    write_end(run_dir / LOG, False, "it did not get ready")
-                raise
-            handover.forget_handover(run_dir / handover.HANDOVER)
-            return server
+    require_no_server(run_dir)
+    if (kept := keep_previous(run_dir)) is not None:
+        note(f"the previous server ended unexpectedly; its log is now {kept}")
+    handover.prepare_handover(run_dir / handover.HANDOVER)
+    if with_gateway:
+        stop_service(run_dir, GATEWAY)  # of a server that was killed
+    for attempt in range(ATTEMPTS):
+        for name in (LOG, VERBOSE_LOG, READY_FILE):
+            (run_dir / name).unlink(missing_ok=True)
+        server = _begin(resolved, repository, run_dir, make_command, with_openai, with_gateway, fleet_dir or run_dir)
+        try:
+            write_atomically(run_dir / STATE, server.state.model_dump_json(indent=2) + "\n", private=True)
+            _wait_until_ready(server, resolved.profile.server.startup_timeout_s, note)
+            (run_dir / READY_FILE).touch()
+            if server.gateway is not None:
+                server.gateway.mark_ready()
+        except BaseException as error:
+            stopped = was_stopped(run_dir / LOG)  # by another process
+            server.stop()
+            if isinstance(error, ServerError) and not stopped:
+                logs = [server.log_path, *([] if server.gateway is None else [server.gateway.log_path])]
+                if attempt + 1 < ATTEMPTS and (reason := transient_failure(logs)):
+                    note(f"{reason}; starting again")
+                    continue
+                write_end(run_dir / LOG, False, "it did not get ready")
+            raise
+        handover.forget_handover(run_dir / handover.HANDOVER)
+        return server
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -266,9 +263,12 @@ def _serves(server: RunningServer) -> bool:
 
 
 @contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
+def start_lock(run_dir: Path) -> Iterator[None]:
+    """Hold the lock of a start, which changes files of the run folder. Raises ServerError while another process holds
+    it, or if a server runs."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / LOCK).open("w") as file:
         if not try_lock(file):
             raise ServerError(f"Another server is being started from {run_dir}; wait for it, or stop it.")
+        require_no_server(run_dir)
         yield

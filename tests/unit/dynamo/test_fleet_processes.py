@@ -14,12 +14,13 @@ from pipeline.config.resolution import resolve_config
 from pipeline.dynamo import fleet, membership
 from pipeline.dynamo.fleet import Fleet, find_ended, start_fleet
 from pipeline.dynamo.membership import Member
-from pipeline.dynamo.own_discovery import remove_discovery
+from pipeline.dynamo.own_discovery import DISCOVERY, create_discovery, remove_discovery
 from pipeline.dynamo.running_fleet import as_running
 from pipeline.dynamo.services import FRONT_END
 from pipeline.errors import ServerError
 from pipeline.server.gateway import OPENAI
 from pipeline.server.ports import choose_ports
+from pipeline.server.server import start_lock
 from pipeline.server.startup import PreparedServer
 from pipeline.server.state import GATEWAY
 from tests.server_states import guarded
@@ -190,6 +191,30 @@ def test_a_machine_with_another_engine_than_its_fleet_starts_nothing(started, tm
     assert not notes, "a switch changes the engine while the old one is listed"
     start_fleet(served_with(), folders(), tmp_path, note=notes.append)
     assert "the workers at 10.0.0.7 get no requests" in notes[0]
+
+
+@pytest.mark.parametrize("overrides", [(), ("server.openai=false",)])
+def test_a_start_beside_another_start_changes_nothing(started, tmp_path, overrides):
+    """It took the discovery folder and Triton's backends away from the other, whose workers made a folder there."""
+    create_discovery(tmp_path)
+    discovery = (tmp_path / DISCOVERY).readlink()
+
+    with start_lock(tmp_path), pytest.raises(ServerError, match="Another server is being started"):
+        start_fleet(served_with(*overrides), folders(), tmp_path)
+
+    assert not started
+    assert (tmp_path / DISCOVERY).readlink() == discovery
+    assert discovery.is_dir()
+
+
+def test_a_discovery_folder_of_a_worker_whose_link_was_removed_is_replaced(tmp_path):
+    (tmp_path / DISCOVERY / "v1").mkdir(parents=True)
+
+    create_discovery(tmp_path)
+
+    assert (tmp_path / DISCOVERY).is_symlink()
+    remove_discovery(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("gateway", ["true", "false"])
