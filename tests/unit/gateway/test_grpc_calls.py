@@ -110,9 +110,9 @@ def test_a_tenant_that_opens_all_calls_that_it_can_leaves_some_for_others() -> N
         async with channel_to([api_key("alice"), api_key("bob")], max_connections=8) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             calls = [stub.ModelStreamInfer(metadata=ALICE) for _ in range(12)]
-            refused = [call for call in calls if await is_refused(call)]
-            assert len(refused) == 8
-            assert await status_of(refused[0]) == (
+            assert sum([await is_refused(call) for call in calls]) == 8
+            # grpc reports a write that fails, as one to a refused stream may, as its own internal error.
+            assert await status_of(stub.ModelStreamInfer(iter(()), metadata=ALICE)) == (
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "4 gRPC calls of this key are open; end some of them",
             )
