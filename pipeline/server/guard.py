@@ -249,9 +249,8 @@ def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], folder: int, 
         # Before it is ready, a server that loses a model's process logs the reason and ends by itself.
         if dead := models.dead_models(spec.degraded_seconds if is_ready else spec.hang_seconds):
             processes = "process of the model" if len(dead) == 1 else "processes of the models"
-            return _End(
-                f"the {processes} {', '.join(dead)} died; the log may say why, else memory was too small", restart=True
-            )
+            how = f"the {processes} {', '.join(dead)} died; the log may say why, else memory was too small"
+            return _End(how, restart=True)
 
 
 def _wait_until_it_can_start(fds: list[int], folder: int, spec: GuardSpec) -> _End | None:
@@ -264,9 +263,8 @@ def _wait_until_it_can_start(fds: list[int], folder: int, spec: GuardSpec) -> _E
 
 
 def _requested_end(fds: list[int], ready: list[int], folder: int, spec: GuardSpec, is_ready: bool) -> _End | None:
-    """Why the server must end now: a signal, the end of the process that started or owns it, or the removal of the run
-    folder, without which no command finds the server. None if it need not. ready: those of `fds` that can be read.
-    folder: the run folder, opened. is_ready: whether the server is ready."""
+    """Why the server must end now; None if it need not. Without its run folder no command finds it. ready: those of
+    `fds` that can be read. folder: the run folder, opened. is_ready: whether the server is ready."""
     wake_fd, patience = fds[0], STOP_SECONDS if is_ready else spec.loading_seconds
     if wake_fd in ready and (received := set(os.read(wake_fd, 64)) - {signal.SIGCHLD}):
         drains = is_ready and received == {signal.SIGUSR1}
