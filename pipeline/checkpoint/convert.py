@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.disk import is_full
 from pipeline.checkpoint.gguf import num_weights
+from pipeline.checkpoint.gguf_tokenizer import read_tokenizer
 from pipeline.checkpoint.local import tokenizer_files
 from pipeline.checkpoint.model_config import check_model, kv_heads, loading_errors, reason
 from pipeline.checkpoint.tokenizer_files import VOCABULARY, copy_tokenizer, save_tokenizer
@@ -87,20 +88,23 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     files. Raises CheckpointError if transformers cannot read it."""
     from transformers import AutoTokenizer
 
-    source, arguments = checkpoint.folder, {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
+    source = checkpoint.folder
     where = str(source / (checkpoint.gguf_file or ""))
     folder.mkdir(parents=True, exist_ok=True)
     has_own = not checkpoint.gguf_file and (source / VOCABULARY).is_file()
     try:
         if has_own:
             copy_tokenizer(tokenizer_files(source), source / "config.json", folder)
-        # trust_remote_code: without it transformers asks at a terminal whether to run the checkpoint's code.
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder if has_own else source, local_files_only=True, trust_remote_code=False, **arguments
-        )
+        if checkpoint.gguf_file:
+            tokenizer = read_tokenizer(source / checkpoint.gguf_file)
+        else:
+            # trust_remote_code: without it transformers asks at a terminal whether to run the checkpoint's code.
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder if has_own else source, local_files_only=True, trust_remote_code=False
+            )
         tokenizer.encode("a")  # some settings are read only here
     except Exception as error:  # the tokenizers library raises no other class
-        if is_full(error):
+        if isinstance(error, CheckpointError) or is_full(error):
             raise
         raise CheckpointError(
             f"The tokenizer of {where} cannot be read: {reason(error)}. Fetch its files again."

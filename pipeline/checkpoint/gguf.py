@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.hashing import cached_sha256
@@ -27,10 +28,10 @@ def open_gguf(path: Path, architecture: str, cache_dir: Path) -> Checkpoint:
     return Checkpoint(path.parent, path.name, architecture, cached_sha256(path, cache_dir), (path,))
 
 
-def missing_settings(path: Path, architecture: str) -> dict[str, int | None]:
+def missing_settings(path: Path, architecture: str) -> dict[str, Any]:
     """Return the values of the config that transformers does not read from GGUF files: the window of a Mistral, None
-    for none, and `head_dim` if the file has it. Reads the settings as llama.cpp does. Raises CheckpointError for others
-    that transformers ignores, because it would compute another model."""
+    for none, `head_dim` if the file has it, and the end tokens. Reads the settings as llama.cpp does. Raises
+    CheckpointError for others that transformers ignores, because it would compute another model."""
 
     def refusal(what: str) -> CheckpointError:
         return CheckpointError(
@@ -46,7 +47,7 @@ def missing_settings(path: Path, architecture: str) -> dict[str, int | None]:
     for tensor in file.tensors:
         if tensor.name in _ROPE_FACTORS and not bool((tensor.data == 1).all()):
             raise refusal(f"scales its rotary embeddings (tensor {tensor.name}, as Llama 3.1 has it)")
-    missing: dict[str, int | None] = {}
+    missing: dict[str, Any] = {}
     window = file.setting("attention.sliding_window") or None
     if architecture == "MistralForCausalLM":
         missing["sliding_window"] = window
@@ -57,6 +58,10 @@ def missing_settings(path: Path, architecture: str) -> dict[str, int | None]:
         raise refusal(f"has heads of {head_dim} dimensions, of which rotary embeddings rotate {rotated}")
     if head_dim:
         missing["head_dim"] = head_dim
+    # Of the sequence, of a turn, of a message.
+    ends = [file.value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    if ends := list(dict.fromkeys(end for end in ends if end is not None)):
+        missing["eos_token_id"] = ends
     return missing
 
 

@@ -35,7 +35,7 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
 
     config_class = getattr(transformers, architecture).config_class
     arguments: dict[str, Any] = {}
-    missing: dict[str, int | None] = {}
+    missing: dict[str, Any] = {}
     if gguf_file is not None:
         missing = missing_settings(folder / gguf_file, architecture)
         arguments["gguf_file"] = gguf_file

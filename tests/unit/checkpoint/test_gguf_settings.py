@@ -110,3 +110,9 @@ def test_heads_are_as_wide_as_the_gguf_file_states(architecture: str, tmp_path: 
     model = loaded(tmp_path, "a.gguf", GGUF_ARCHITECTURES[architecture][0])
     assert model.config.head_dim == 16
     assert model.model.layers[0].self_attn.q_proj.weight.shape == (64, 32)
+
+
+def test_all_end_tokens_of_a_gguf_file_end_a_text(tmp_path: Path) -> None:
+    """Chats of Llama 3 end with a token of their own."""
+    stated = [lambda writer: writer.add_eos_token_id(3), lambda writer: writer.add_eot_token_id(5)]
+    assert loaded(write_gguf(tmp_path, *stated), "a.gguf").generation_config.eos_token_id == [3, 5]
