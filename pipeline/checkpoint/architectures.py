@@ -104,17 +104,17 @@ def check_rope(config: Mapping[str, Any], where: str) -> None:
     """Raise CheckpointError for rotary embeddings that are invalid, or under which drafts would not be lossless.
     config: config.json, or its settings as transformers reads them, which have other names."""
     kinds: list[object] = []
-    bases = [config.get("rope_theta")]
+    numbers = [("rope_theta", config.get("rope_theta"))]
     for key in ("rope_parameters", "rope_scaling"):
         settings = config.get(key) or {}
         if not isinstance(settings, Mapping):
             raise CheckpointError(f"{where}: {key} in config.json: found {settings!r}; should be an object.")
         for part in (settings, *(inner for inner in settings.values() if isinstance(inner, Mapping))):  # by layer type
             kinds += [part.get("rope_type"), part.get("type")]
-            bases.append(part.get("rope_theta"))
-    for base in bases:
-        if base is not None and not (isinstance(base, int | float) and 0 < base < math.inf):
-            raise CheckpointError(f"{where}: rope_theta in config.json: found {base!r}; should be a number above 0.")
+            numbers += [(name, part.get(name)) for name in ("rope_theta", "factor", "original_max_position_embeddings")]
+    for name, number in numbers:
+        if number is not None and not (isinstance(number, int | float) and 0 < number < math.inf):
+            raise CheckpointError(f"{where}: {name} in config.json: found {number!r}; should be a number above 0.")
     refuse_length_dependent_rope(kinds, where)
 
 

@@ -57,8 +57,8 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
 
 
 def check_config_file(folder: Path, architecture: str) -> None:
-    """Raise CheckpointError for a config.json of another architecture, or with rotary embeddings that no backend
-    supports."""
+    """Raise CheckpointError for a config.json of another architecture, with its own names of weight files, or with
+    rotary embeddings that no backend supports."""
     if not (folder / "config.json").exists():
         raise CheckpointError(f"{folder} is not a checkpoint: it has no config.json.")
     config = json_object(folder / "config.json", CheckpointError)
@@ -70,6 +70,12 @@ def check_config_file(folder: Path, architecture: str) -> None:
     if found != architecture:
         raise CheckpointError(
             f"{folder} has architecture {found!r}; the model config has {architecture!r}. Correct the config."
+        )
+    if (weights := config.get("transformers_weights")) is not None:
+        # transformers would load this file instead of those that are checked and hashed.
+        raise CheckpointError(
+            f"{folder} names other weights (transformers_weights {weights!r} in config.json), which is not supported. "
+            f"Rename that file to model.safetensors, or its index to {INDEX}, and remove the setting."
         )
     check_rope(config, str(folder))
 

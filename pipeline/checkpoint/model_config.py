@@ -7,7 +7,6 @@ and not the file.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +21,10 @@ if TYPE_CHECKING:
 # Quantized weights that transformers can dequantize without further packages.
 _DEQUANTIZED = ("fp8",)
 _MOST_LAYERS = 1024
-# A model ignores these settings if its config class does not declare them, but the KV cache of transformers applies
-# them.
-_WINDOW_SETTINGS = ("sliding_window", "use_sliding_window", "layer_types")
+# A model ignores these settings if its config class does not declare them. The KV cache of transformers applies windows
+# all the same, and `get_text_config` returns the other settings in place of the config.
+_WINDOWS = ("sliding_window", "use_sliding_window", "layer_types")
+_UNDECLARED = (*_WINDOWS, "text_config", "decoder", "generator", "text_encoder")
 _LARGEST_WINDOW = 2**31 - 1
 
 
@@ -46,11 +46,12 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
             f"{folder / (gguf_file or 'config.json')} is not a config of a {architecture}: {reason(error)}."
         ) from error
     declared = {field.name for field in dataclasses.fields(config)}
-    for key in _WINDOW_SETTINGS:
+    for key in _UNDECLARED:
         if key not in declared and key in vars(config):
             delattr(config, key)
     for key, value in missing.items():
         setattr(config, key, value)  # replaces defaults of transformers: Mistral has a window, Qwen3 128 dimensions
+    config.output_attentions = False  # transformers does not save a config that requests them from fast attention
     return config
 
 
@@ -76,11 +77,12 @@ def check_config(config: PretrainedConfig, where: str) -> None:
             f"{where}: sliding_window in config.json: found {window}; should be null, or a whole number from 1 to "
             f"{_LARGEST_WINDOW}."
         )
-    if getattr(config, "use_bidirectional_attention", False):
-        raise CheckpointError(
-            f"{where} has use_bidirectional_attention: true in config.json, so it cannot generate text. Use a causal "
-            "variant of the model."
-        )
+    for key, causal in (("use_bidirectional_attention", False), ("is_causal", True)):
+        if bool(getattr(config, key, causal)) is not causal:
+            raise CheckpointError(
+                f"{where} has {key}: {'false' if causal else 'true'} in config.json, so it cannot generate text. Use a "
+                "causal variant of the model."
+            )
     if getattr(config, "slow_but_exact", False) and config.pretraining_tp > 1:
         raise CheckpointError(
             f"{where} has slow_but_exact with pretraining_tp {config.pretraining_tp} in config.json, which is not "
@@ -99,8 +101,8 @@ def check_config(config: PretrainedConfig, where: str) -> None:
 
 def check_positions(config: PretrainedConfig, max_position_embeddings: int, where: str) -> None:
     """Raise CheckpointError if max_position_embeddings exceeds the checkpoint's context. Learned positions end there,
-    and rotary positions beyond it are untrained."""
-    limit = _longest_context(config, where)
+    and rotary positions beyond it are untrained. config: passed `check_config`."""
+    limit = _longest_context(config)
     if limit is not None and max_position_embeddings > limit:
         raise CheckpointError(
             f"model.max_position_embeddings: found {max_position_embeddings}; should be at most {limit}, the context "
@@ -163,7 +165,7 @@ def reason(error: Exception) -> str:
     return lines[0].rstrip(".")
 
 
-def _longest_context(config: PretrainedConfig, where: str) -> int | None:
+def _longest_context(config: PretrainedConfig) -> int | None:
     """Number of positions, None without a limit (ALiBi)."""
     stated: int | None = getattr(config, "max_position_embeddings", None)
     if stated is None:
@@ -174,10 +176,5 @@ def _longest_context(config: PretrainedConfig, where: str) -> int | None:
         # Publishers state the length before scaling (Qwen 2.5, Vicuna) or after it (Llama 3.1).
         original = settings.get("original_max_position_embeddings") or stated
         factor = settings.get("factor") or 1
-        if not all(isinstance(value, int | float) and math.isfinite(value) for value in (original, factor)):
-            raise CheckpointError(
-                f"{where}: factor and original_max_position_embeddings of rotary embeddings in config.json: found "
-                f"{factor!r} and {original!r}; should be numbers."
-            )
         limits.append(int(original * factor))
     return max(limits)

@@ -136,7 +136,10 @@ def as_vocabulary(folder: Path) -> None:
             "is missing (Class in the list `architectures` of the",
         ),
         (setting("config.json", architectures={"a": 1}), "is missing (Class in the list `architectures` of the"),
-        (setting("config.json", rope_scaling={"type": "linear", "factor": "x"}), "'x' and 4096; should be numbers"),
+        (
+            setting("config.json", rope_scaling={"type": "linear", "factor": "x"}),
+            "factor in config.json: found 'x'; should",
+        ),
         (setting("config.json", hidden_act="nope"), "transformers does not find 'nope'"),
         (setting("config.json", pad_token_id=99999), "Padding_idx must be within num_embeddings"),
         (setting("generation_config.json", eos_token_id={}), "found {}; should be a token id or a list"),
@@ -174,6 +177,11 @@ def test_what_does_not_fit_into_16_bit_is_refused_there_alone(folder: Path) -> N
     scale(1e6)(folder)
     with pytest.raises(UserError, match=r"not finite in float16: lm_head\.weight"):
         built(folder, "model.dtype=float16")
+    built(folder)
+
+
+def test_a_config_may_request_attentions(folder: Path) -> None:
+    setting("config.json", output_attentions=True)(folder)
     built(folder)
 
 

@@ -93,6 +93,13 @@ def spoil_second_rope(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
+def spoil_names_of_weights(folder: Path) -> None:
+    """transformers would load that file."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["transformers_weights"] = "other.safetensors"
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
 def spoil_no_architecture(folder: Path) -> None:
     (folder / "config.json").write_text('{"architectures": []}', encoding="utf-8")
 
@@ -118,6 +125,7 @@ def spoil_other_architecture(folder: Path) -> None:
         (spoil_rope, "rotary embeddings of type 'dynamic'"),
         (spoil_layered_rope, "rotary embeddings of type 'longrope'"),
         (spoil_second_rope, "rotary embeddings of type 'su'"),
+        (spoil_names_of_weights, "names other weights (transformers_weights 'other.safetensors' in config.json)"),
         (
             lambda folder: (folder / "generation_config.json").write_text("{"),
             "generation_config.json is not valid JSON",

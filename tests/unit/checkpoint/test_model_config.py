@@ -60,6 +60,7 @@ PHI3 = {"rope_parameters": None, "rope_theta": 10000.0, "original_max_position_e
         ("LlamaForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "of type 'dynamic'"),
         ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "type": "dynamic"}}, "of type 'dynamic'"),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "_attention: true in config.json, so it"),
+        ("Qwen2ForCausalLM", {"is_causal": False}, "is_causal: false in config.json, so it"),
         ("BloomForCausalLM", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact with pretraining_tp 2"),
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quant_method 'gptq'"),
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq'"),
@@ -70,6 +71,11 @@ PHI3 = {"rope_parameters": None, "rope_theta": 10000.0, "original_max_position_e
         ("LlamaForCausalLM", {"rope_parameters": None, "rope_theta": -5.0}, f"found -5.0; {ABOVE_0}"),
         ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, f"found 0; {ABOVE_0}"),
         ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": "big"}}, "found 'big'"),
+        (
+            "LlamaForCausalLM",
+            {"rope_scaling": {"type": "linear", "factor": 0}},
+            f"factor in config.json: found 0; {ABOVE_0}",
+        ),
         ("LlamaForCausalLM", {"rms_norm_eps": -1.0}, "rms_norm_eps in config.json: found -1.0"),
         ("GPT2LMHeadModel", {"layer_norm_epsilon": -1e-5}, "layer_norm_epsilon in config.json: found -1e-05"),
         ("MistralForCausalLM", {"sliding_window": 0}, f"sliding_window in config.json: found 0; {WINDOW}"),
@@ -98,6 +104,7 @@ def test_what_would_be_computed_wrongly_or_not_at_all_is_refused(
         ("LlamaForCausalLM", {"sliding_window": -1}),  # its models have no windows
         ("LlamaForCausalLM", {"sliding_window": "x", "layer_types": ["full_attention"] * 2}),
         ("Qwen2MoeForCausalLM", {"use_sliding_window": False}),
+        ("LlamaForCausalLM", {"is_causal": True, "text_config": {}}),
     ],
 )
 def test_their_harmless_neighbours_are_not(architecture: str, changes: dict[str, Any], tmp_path: Path) -> None:
