@@ -111,7 +111,7 @@ class GgufFile:
     """The settings and the tensors of a GGUF file. architecture: as llama.cpp names it; None if the file names none."""
 
     def __init__(self, path: Path, error: type[UserError]) -> None:
-        """Raises `error` if the file is not a GGUF file, is incomplete or is damaged."""
+        """Raises `error` if the file is not a GGUF file, is incomplete or damaged, or contains a part of a model."""
         from gguf import GGUFReader
 
         try:
@@ -121,11 +121,16 @@ class GgufFile:
             size = path.stat().st_size
             self._reader = GGUFReader(path)
             self.tensors = self._reader.tensors
-            named = self.value("general.architecture")
+            named, num_parts = self.value("general.architecture"), self.value("split.count")
         except OSError as cause:
             raise error(f"{shown(path)} cannot be read: {cause.strerror}.") from cause
         except (ValueError, IndexError, KeyError) as cause:  # errors of GGUFReader for a truncated file
             raise error(f"{shown(path)} is incomplete or damaged ({size} bytes). Fetch it again.") from cause
+        if isinstance(num_parts, int) and num_parts > 1:
+            raise error(
+                f"{shown(path)} is one of {num_parts} parts of a model. Merge them with `llama-gguf-split --merge` of "
+                "llama.cpp, and name the result."
+            )
         self.architecture = named if isinstance(named, str) else None
         end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in self.tensors), default=0)
         if end > size:

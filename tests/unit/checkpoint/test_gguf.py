@@ -14,8 +14,10 @@ from pipeline.config.schema import GgufCheckpoint
 from tests.unit.checkpoint.sources import fault, model_of
 
 
-def write_gguf(path: Path, architecture: str = "llama") -> Path:
+def write_gguf(path: Path, architecture: str = "llama", num_parts: int = 1) -> Path:
     writer = GGUFWriter(path, architecture)
+    if num_parts > 1:
+        writer.add_uint16("split.count", num_parts)
     writer.add_tensor("token_embd.weight", np.ones((64, 32), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -49,3 +51,8 @@ def test_gguf_of_another_kind(tmp_path: Path) -> None:
     path.write_bytes(b"PK\x03\x04 something else")
     assert "is not a GGUF file" in fault(GgufCheckpoint(path=str(path)), tmp_path)
     assert "There is no GGUF file" in fault(GgufCheckpoint(path=str(tmp_path / "b.gguf")), tmp_path)
+
+
+def test_a_part_of_a_model_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a-00001-of-00003.gguf", num_parts=3)
+    assert "is one of 3 parts of a model" in fault(GgufCheckpoint(path=str(path)), tmp_path)
