@@ -30,8 +30,9 @@ def open_gguf(path: Path, architecture: str, cache_dir: Path) -> Checkpoint:
 
 def missing_settings(path: Path, architecture: str) -> dict[str, Any]:
     """Return the values of the config that transformers does not read from GGUF files: the window of a Mistral, None
-    for none, `head_dim` if the file has it, and the end tokens. Reads the settings as llama.cpp does. Raises
-    CheckpointError for others that transformers ignores, because it would compute another model."""
+    for none, `head_dim` if the file has it, no padding token, and the end tokens. Reads the settings as llama.cpp does,
+    without a check of their types. Raises CheckpointError for others that transformers ignores, because it would
+    compute another model."""
 
     def refusal(what: str) -> CheckpointError:
         return CheckpointError(
@@ -43,11 +44,11 @@ def missing_settings(path: Path, architecture: str) -> dict[str, Any]:
     kind = file.setting("rope.scaling.type") or "linear"
     factor = file.setting("rope.scaling.factor") or file.setting("rope.scale_linear") or 1.0
     if kind not in ("none", "linear") or (kind == "linear" and factor != 1.0):
-        raise refusal(f"scales its rotary embeddings (rope.scaling.type '{kind}', factor {factor:g})")
+        raise refusal(f"scales its rotary embeddings (rope.scaling.type '{kind}', factor {factor})")
     for tensor in file.tensors:
         if tensor.name in _ROPE_FACTORS and not bool((tensor.data == 1).all()):
             raise refusal(f"scales its rotary embeddings (tensor {tensor.name}, as Llama 3.1 has it)")
-    missing: dict[str, Any] = {}
+    missing: dict[str, Any] = {"pad_token_id": None}  # no pass needs it, and some files name one outside the vocabulary
     window = file.setting("attention.sliding_window") or None
     if architecture == "MistralForCausalLM":
         missing["sliding_window"] = window
@@ -60,7 +61,7 @@ def missing_settings(path: Path, architecture: str) -> dict[str, Any]:
         missing["head_dim"] = head_dim
     # Of the sequence, of a turn, of a message.
     ends = [file.value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    if ends := list(dict.fromkeys(end for end in ends if end is not None)):
+    if ends := [end for number, end in enumerate(ends) if end is not None and end not in ends[:number]]:
         missing["eos_token_id"] = ends
     return missing
 

@@ -87,7 +87,8 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         name: _value(file, f"{key}_token_id")
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     }
-    words = {name: tokens[number] for name, number in ids.items() if number is not None}
+    # Some files name a padding token outside the vocabulary.
+    words = {name: tokens[number] for name, number in ids.items() if number in range(len(tokens))}
     added = {
         name: words[name]
         for name, default in (("bos", adds_bos), ("eos", False))

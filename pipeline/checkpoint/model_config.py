@@ -41,6 +41,8 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
         arguments["gguf_file"] = gguf_file
     try:
         config: PretrainedConfig = config_class.from_pretrained(folder, local_files_only=True, **arguments)
+        for key, value in missing.items():
+            setattr(config, key, value)  # replaces defaults of transformers: Mistral has a window, Qwen3 128 dimensions
     except loading_errors() as error:
         raise CheckpointError(
             f"{folder / (gguf_file or 'config.json')} is not a config of a {architecture}: {reason(error)}."
@@ -49,8 +51,6 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
     for key in _UNDECLARED:
         if key not in declared and key in vars(config):
             delattr(config, key)
-    for key, value in missing.items():
-        setattr(config, key, value)  # replaces defaults of transformers: Mistral has a window, Qwen3 128 dimensions
     config.output_attentions = False  # transformers does not save a config that requests them from fast attention
     return config
 

@@ -114,6 +114,7 @@ class GgufFile:
         """Raises `error` if the file is not a GGUF file, is incomplete or damaged, or contains a part of a model."""
         from gguf import GGUFReader
 
+        self._name, self._error = shown(path), error
         try:
             with path.open("rb") as file:
                 if file.read(4) != b"GGUF":
@@ -137,9 +138,12 @@ class GgufFile:
             raise error(f"{shown(path)} is incomplete: it has {size} of {end} bytes. Fetch it again.")
 
     def value(self, key: str) -> Any:
-        """The value of a key; None if it is missing."""
+        """The value of a key; None if it is missing. Raises the file's class of errors for text that is not UTF-8."""
         field = self._reader.get_field(key)
-        return None if field is None else field.contents()
+        try:
+            return None if field is None else field.contents()
+        except UnicodeDecodeError as cause:
+            raise self._error(f"{self._name} has a {key} that is not UTF-8. Fetch it again.") from cause
 
     def setting(self, name: str) -> Any:
         """A setting of the file's architecture; None if it is missing."""

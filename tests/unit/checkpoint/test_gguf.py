@@ -10,14 +10,18 @@ import pytest
 from gguf import GGUFWriter
 
 from pipeline.checkpoint.fetch import fetch
+from pipeline.config.bare_checkpoint import settings_from_gguf
 from pipeline.config.schema import GgufCheckpoint
+from pipeline.errors import ConfigError
 from tests.unit.checkpoint.sources import fault, model_of
 
 
-def write_gguf(path: Path, architecture: str = "llama", num_parts: int = 1) -> Path:
+def write_gguf(path: Path, architecture: str = "llama", num_parts: int = 1, template: str = "") -> Path:
     writer = GGUFWriter(path, architecture)
     if num_parts > 1:
         writer.add_uint16("split.count", num_parts)
+    if template:
+        writer.add_chat_template(template)
     writer.add_tensor("token_embd.weight", np.ones((64, 32), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -56,3 +60,10 @@ def test_gguf_of_another_kind(tmp_path: Path) -> None:
 def test_a_part_of_a_model_is_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a-00001-of-00003.gguf", num_parts=3)
     assert "is one of 3 parts of a model" in fault(GgufCheckpoint(path=str(path)), tmp_path)
+
+
+def test_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf", template="abcde")
+    path.write_bytes(path.read_bytes().replace(b"abcde", b"abc\xff\xff"))
+    with pytest.raises(ConfigError, match=r"has a tokenizer\.chat_template that is not UTF-8"):
+        settings_from_gguf(path)

@@ -64,9 +64,11 @@ def floats(*values: float) -> npt.NDArray[np.float32]:
 @pytest.mark.parametrize(
     ("settings", "tensors", "expected"),
     [
-        (scaling(RopeScalingType.LINEAR, 4.0), {}, "(rope.scaling.type 'linear', factor 4)"),
-        (scaling(RopeScalingType.YARN, 4.0), {}, "(rope.scaling.type 'yarn', factor 4)"),
+        (scaling(RopeScalingType.LINEAR, 4.0), {}, "(rope.scaling.type 'linear', factor 4.0)"),
+        (scaling(RopeScalingType.YARN, 4.0), {}, "(rope.scaling.type 'yarn', factor 4.0)"),
         ([lambda writer: writer.add_float32("llama.rope.scale_linear", 4.0)], {}, "factor 4"),
+        ([lambda writer: writer.add_string("llama.rope.scaling.factor", "x")], {}, "factor x"),
+        ([lambda writer: writer.add_array("tokenizer.ggml.eos_token_id", [1, 2])], {}, "Field 'eos_token_id'"),
         ([], {"rope_freqs__weight": floats(1, 1, 4, 8)}, "(tensor rope_freqs.weight, as Llama 3.1 has it)"),
         ([lambda writer: writer.add_sliding_window(7)], {}, "a sliding window of 7 tokens"),
         ([lambda writer: writer.add_key_length(16)], {}, "heads of 16 dimensions, of which rotary embeddings rotate 8"),
@@ -80,6 +82,12 @@ def test_what_transformers_passes_over_in_a_gguf_file_is_refused(
         loaded(write_gguf(tmp_path, *settings, **tensors), "a.gguf")
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_window_of_another_type_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path, lambda writer: writer.add_array("llama.attention.sliding_window", [7, 8]))
+    with pytest.raises(CheckpointError, match=r"is not a config of a MistralForCausalLM: .*'sliding_window'"):
+        read_config(tmp_path, "MistralForCausalLM", "a.gguf")
 
 
 def test_scaling_by_one_changes_nothing(tmp_path: Path) -> None:
@@ -116,3 +124,10 @@ def test_all_end_tokens_of_a_gguf_file_end_a_text(tmp_path: Path) -> None:
     """Chats of Llama 3 end with a token of their own."""
     stated = [lambda writer: writer.add_eos_token_id(3), lambda writer: writer.add_eot_token_id(5)]
     assert loaded(write_gguf(tmp_path, *stated), "a.gguf").generation_config.eos_token_id == [3, 5]
+
+
+def test_a_padding_token_outside_the_vocabulary_is_ignored(tmp_path: Path) -> None:
+    """As llama.cpp does; some published files have one."""
+    assert (
+        loaded(write_gguf(tmp_path, lambda writer: writer.add_pad_token_id(40)), "a.gguf").config.pad_token_id is None
+    )

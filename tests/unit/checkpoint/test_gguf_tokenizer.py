@@ -89,6 +89,11 @@ def test_the_file_states_whether_bos_is_added(adds: bool, expected: list[str], t
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a")) == expected
 
 
+def test_a_padding_token_outside_the_vocabulary_is_ignored(tmp_path: Path) -> None:
+    tokenizer = byte_level(tmp_path, "<b>", "<e>", pre="gpt-2", padding_token_id=len(ALPHABET) + 3)
+    assert (tokenizer.pad_token, len(tokenizer)) == (None, len(ALPHABET) + 3)
+
+
 def test_special_tokens_outside_the_byte_alphabet_keep_their_ids(tmp_path: Path) -> None:
     """As in DeepSeek-R1-Distill-Qwen. transformers gives BOS and EOS new ids, and cuts the others into bytes."""
     begin, user, end = "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜end▁of▁sentence｜>"
