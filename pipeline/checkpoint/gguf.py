@@ -10,6 +10,8 @@ from pipeline.checkpoint.hashing import cached_sha256
 from pipeline.config.bare_checkpoint import GGUF_ARCHITECTURES, GgufFile
 from pipeline.errors import CheckpointError
 
+# Without the first, transformers leaves the rows of llama.cpp's queries and keys permuted; for the second it has a default.
+_REQUIRED = ("attention.head_count_kv", "attention.layer_norm_rms_epsilon")
 # Divisors of the frequencies of rotary embeddings, which are not weights.
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -31,8 +33,8 @@ def open_gguf(path: Path, architecture: str, cache_dir: Path) -> Checkpoint:
 def missing_settings(path: Path, architecture: str) -> dict[str, Any]:
     """Return the values of the config that transformers does not read from GGUF files: the window of a Mistral, None
     for none, `head_dim` if the file has it, no padding token, and the end tokens. Reads the settings as llama.cpp does,
-    without a check of their types. Raises CheckpointError for others that transformers ignores, because it would
-    compute another model."""
+    without a check of their types. Raises CheckpointError for others that transformers ignores, and for missing ones,
+    because it would compute another model."""
 
     def refusal(what: str) -> CheckpointError:
         return CheckpointError(
@@ -41,6 +43,8 @@ def missing_settings(path: Path, architecture: str) -> dict[str, Any]:
         )
 
     file = GgufFile(path, CheckpointError)
+    if lacking := [name for name in _REQUIRED if file.setting(name) is None]:
+        raise CheckpointError(f"{path} has no {file.architecture}.{lacking[0]}. Use a file that has it.")
     kind = file.setting("rope.scaling.type") or "linear"
     factor = file.setting("rope.scaling.factor") or file.setting("rope.scale_linear") or 1.0
     if kind not in ("none", "linear") or (kind == "linear" and factor != 1.0):

@@ -22,9 +22,10 @@ def write_gguf(
     *settings: Callable[[GGUFWriter], object],
     architecture: str = "llama",
     head_dim: int = 8,
+    left_out: str = "",
     **tensors: npt.NDArray[np.float32],
 ) -> Path:
-    """A model of one layer."""
+    """A model of one layer. left_out: key of a setting that the file lacks."""
     writer = GGUFWriter(folder / "a.gguf", architecture)
     writer.add_context_length(64)
     writer.add_block_count(1)
@@ -38,6 +39,7 @@ def write_gguf(
     writer.add_vocab_size(40)
     for setting in settings:
         setting(writer)
+    writer.kv_data[0].pop(left_out, None)
     shapes = {"token_embd": (40, 32), "output": (40, 32), "output_norm": (32,), "blk.0.attn_q": (4 * head_dim, 32)}
     shapes |= {f"blk.0.{name}_norm": (32,) for name in ("attn", "ffn")}
     shapes |= {f"blk.0.attn_{name}": (2 * head_dim, 32) for name in "kv"} | {"blk.0.attn_output": (32, 4 * head_dim)}
@@ -88,6 +90,12 @@ def test_a_window_of_another_type_is_refused(tmp_path: Path) -> None:
     write_gguf(tmp_path, lambda writer: writer.add_array("llama.attention.sliding_window", [7, 8]))
     with pytest.raises(CheckpointError, match=r"is not a config of a MistralForCausalLM: .*'sliding_window'"):
         read_config(tmp_path, "MistralForCausalLM", "a.gguf")
+
+
+@pytest.mark.parametrize("name", ["llama.attention.head_count_kv", "llama.attention.layer_norm_rms_epsilon"])
+def test_a_setting_without_which_another_model_is_computed_is_required(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"a\.gguf has no {name}"):
+        loaded(write_gguf(tmp_path, left_out=name), "a.gguf")
 
 
 def test_scaling_by_one_changes_nothing(tmp_path: Path) -> None:
