@@ -10,7 +10,8 @@ from pipeline.checkpoint.hashing import cached_sha256
 from pipeline.config.bare_checkpoint import GGUF_ARCHITECTURES, GgufFile
 from pipeline.errors import CheckpointError
 
-# Without the first, transformers leaves the rows of llama.cpp's queries and keys permuted; for the second it has a default.
+# Without the first, transformers leaves the rows of queries and keys in the order of llama.cpp. For the second it has a
+# default.
 _REQUIRED = ("attention.head_count_kv", "attention.layer_norm_rms_epsilon")
 # Divisors of the frequencies of rotary embeddings, which are not weights.
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
