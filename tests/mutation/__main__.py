@@ -30,11 +30,16 @@ os.environ["NUMBA_DISABLE_JIT"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Imported here for all forks.
+import httpx  # noqa: F401
 import hypothesis
+import llguidance  # noqa: F401
 import numba  # noqa: F401
-import pydantic  # noqa: F401
+import pydantic.main  # noqa: F401
 import pytest
+import rich.progress  # noqa: F401
 import torch  # noqa: F401
+import typer  # noqa: F401
+import xdist.plugin  # noqa: F401
 
 from tests.mutation.mutants import Mutant
 from tests.mutation.targets import TARGETS, Target, candidates_of

@@ -19,6 +19,7 @@ from pipeline.decoding.tree import (
     find_nodes,
     limit_tree,
     path_to,
+    read_only,
     select_nodes,
     tree_from_lists,
 )
@@ -121,6 +122,15 @@ def test_the_empty_tree_is_a_tree() -> None:
     check_tree(EMPTY_TREE, 1)
     assert depths(EMPTY_TREE).shape == (0,)
     assert ancestor_mask(EMPTY_TREE).shape == (0, 0)
+
+
+def test_a_read_only_view_refuses_changes_and_shows_those_of_its_array() -> None:
+    array = np.zeros(2, np.int32)
+    view = read_only(array)
+    array[0] = 5
+    assert view.tolist() == [5, 0]
+    with pytest.raises(ValueError, match="read-only"):
+        view[0] = 1
 
 
 def test_token_zero_is_in_the_vocabulary() -> None:

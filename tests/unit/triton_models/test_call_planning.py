@@ -15,6 +15,7 @@ from pipeline.triton_models.call_planning import (
     CHUNK_TOKENS,
     MAX_CHUNK_TOKENS,
     ChainCallPlanner,
+    TreeCallPlanner,
     main_chain,
     tree_budget,
 )
@@ -187,3 +188,48 @@ def test_the_first_calls_send_the_whole_chain_and_end_after_a_step():
     assert (few.num_steps(EMPTY_TREE, 4), enough.num_steps(EMPTY_TREE, 4)) == (1, 4)
     assert few.num_passes(0.05, 16) is None
     assert enough.num_passes(0.05, 16) is not None
+
+
+@pytest.mark.parametrize(
+    ("is_watched", "has_prediction", "per_pass", "is_first", "steps_with_drafts", "steps_without"),
+    [
+        (True, False, None, True, 1, 1),  # the client waits for a token
+        (False, False, 0.001, True, 1, 1),
+        (True, False, None, False, 1, 4),
+        (True, True, 0.02, False, 1, 4),  # each step verifies a part of the prediction
+        (True, False, 0.02, False, 2, 2),  # two passes in 0.05 s
+        (True, False, 0.001, False, 4, 4),
+        (False, False, 0.001, False, 16, 16),
+    ],
+)
+def test_steps_of_a_call_to_an_engine_that_verifies_trees(
+    is_watched, has_prediction, per_pass, is_first, steps_with_drafts, steps_without
+):
+    costs = None if per_pass is None else learnt(1.0, per_pass, 0.0)  # calls cost far more than passes
+    planner = TreeCallPlanner(True, is_watched, has_prediction, costs)
+    likely = chain([1, 2], [0.9, 0.8])
+
+    assert planner.next(likely, 30, is_first) == (likely, 30, steps_with_drafts)
+    assert planner.next(EMPTY_TREE, 30, is_first) == (EMPTY_TREE, 30, steps_without)
+
+
+@pytest.mark.parametrize(
+    ("is_stream", "is_watched", "has_window", "is_first", "per_pass", "num_tokens"),
+    [
+        (False, False, False, True, None, 64),
+        (True, True, False, True, None, 1),  # the client waits for a token
+        (False, True, False, True, None, 4),  # only the text is searched for stop words
+        (True, True, False, False, None, 4),
+        (True, True, False, False, 0.02, 2),
+        (True, True, True, False, 0.02, 16),
+    ],
+)
+def test_tokens_of_a_call_without_drafts_to_an_engine_that_verifies_trees(
+    is_stream, is_watched, has_window, is_first, per_pass, num_tokens
+):
+    costs = None if per_pass is None else learnt(0.0, per_pass, 0.0)
+    planner = TreeCallPlanner(is_stream, is_watched, False, costs)
+
+    for remaining in (1, 100):
+        call = planner.next_without_drafts(has_window, remaining, is_first)
+        assert call == (EMPTY_TREE, min(num_tokens, remaining), None)
