@@ -5,6 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pipeline.decoding.grammar.masks import TokenMask
 from pipeline.decoding.noise import gumbel_noise
 from pipeline.decoding.request import SamplingParams
 from pipeline.decoding.sampling import choose_token, needs_logits
@@ -29,6 +30,42 @@ def noise(seed: int, position: int, vocab_size: int) -> np.ndarray:
 def test_the_defaults_are_greedy() -> None:
     assert chosen() == 1
     assert not needs_logits(make_request())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.5},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": 0.1},
+        {"bad_words": ((1,),)},
+        {"embedding_bias": np.zeros(5, np.float32)},
+    ],
+)
+def test_whatever_may_change_the_best_token_takes_the_logits(fields: dict[str, object]) -> None:
+    assert needs_logits(make_request(sampling=SamplingParams(**fields)))  # type: ignore[arg-type]
+    assert needs_logits(make_request(min_new_tokens=1))
+
+
+@pytest.mark.parametrize(
+    ("permitted", "banned", "token"),
+    [
+        ((0, 1, 2), (), 1),
+        ((0, 2), (), 2),
+        ((0, 2), (2,), 0),
+        ((0, 2), (1,), 2),
+        ((0, 2), (0, 2), 2),  # a ban of all permitted tokens does not count
+        ((4,), (4,), 4),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.01])
+def test_a_grammar_goes_before_bans(
+    permitted: tuple[int, ...], banned: tuple[int, ...], token: int, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, bad_words=tuple((word,) for word in banned))
+    mask = TokenMask(np.asarray([sum(1 << token for token in permitted)], np.int32))
+    assert choose_token(make_request(sampling=params), LOGITS, CONTEXT, mask) == token
 
 
 def test_sampled_tokens_follow_the_softmax_of_the_logits() -> None:
