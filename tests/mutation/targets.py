@@ -42,7 +42,8 @@ TARGETS = (
     *map(
         _drafting, ("growth", "learning", "recent_rows", "calibration", "continuations", "reliability", "learned_state")
     ),
-    *map(_planning, ("planner", "cost", "balance", "cost_correction")),
+    _planning("planner", "planner", "balance"),
+    *map(_planning, ("cost", "balance", "cost_correction")),
     _decoding("sampling_checks", "sampling"),
     _drafting("mixing", "mixing", "drafter_recorded"),
     _drafting("nodes", "growth", "drafter_recorded"),

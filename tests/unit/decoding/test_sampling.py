@@ -169,6 +169,7 @@ def test_all_faults_of_sampling_parameters_are_named_together() -> None:
         ({"embedding_bias": np.asarray([0, np.nan] + [0] * 22, np.float32)}, "embedding_bias of token 1 is nan"),
         ({"embedding_bias": np.asarray([0, -np.inf] + [0] * 22, np.float32)}, "embedding_bias of token 1 is -inf"),
         ({"embedding_bias": np.full(24, 1e300)}, "embedding_bias of token 0 is 1e"),
+        ({"embedding_bias": np.zeros(23, np.float32)}, r"embedding_bias has shape \(23,\)"),
         ({"bad_words": ((1,), ())}, "bad_words hold a word without tokens"),
     ],
 )

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pipeline.decoding.planning.balance import DraftBalance
+from pipeline.decoding.planning.cost import CostCurve, CostPoint
+from pipeline.decoding.planning.planner import AdaptivePlanner, PlanItem
+from pipeline.decoding.tree import EMPTY_TREE, chain
 
 PLAIN_SECONDS = 0.001
 
@@ -58,3 +61,14 @@ def test_each_sequence_of_a_pass_takes_its_time() -> None:
     assert balance.pays
     balance.add(0.0, [PLAIN_SECONDS], PLAIN_SECONDS)
     assert not balance.pays
+
+
+def test_drafting_is_tried_again_while_sequences_with_other_sources_draft() -> None:
+    planner = AdaptivePlanner(CostCurve((CostPoint(1, 1, 0, 0.1), CostPoint(9, 1, 0, 0.1))))
+    slow, fast = frozenset({"trie"}), frozenset({"recycling"})
+    drafted, waiting = PlanItem(chain([1], [0.5]), 1, 0), PlanItem(EMPTY_TREE, 1, 0)
+    planner.plan([drafted._replace(names=slow, draft_seconds=0.5)], 64)
+    assert not planner.drafting_pays(slow)
+    for _ in range(60):  # it lost half a pass more than it had
+        planner.plan([waiting._replace(names=slow), drafted._replace(names=fast, draft_seconds=0.0)], 64)
+    assert planner.drafting_pays(slow)
