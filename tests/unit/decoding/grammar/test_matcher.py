@@ -15,7 +15,7 @@ from pipeline.decoding.grammar.masks import TokenMask, TreeMasks
 from pipeline.decoding.grammar.matcher import Ends, Matcher
 from pipeline.decoding.tree import ROOT, DraftTree, chain, children_of, path_to, tree_from_lists
 from pipeline.errors import RequestError
-from tests.grammars import END, STOP, TOKENS, VOCAB_SIZE, compiler, vocabulary
+from tests.grammars import END, STOP, TOKENS, VOCAB_SIZE, compiler, spelled, vocabulary
 
 
 def matcher_of(text: str, kind: str = "regex", end_ids: frozenset[int] = frozenset({END})) -> Matcher:
@@ -114,15 +114,56 @@ def test_masks_of_a_tree_are_those_of_a_fresh_matcher_on_each_path(
     masks = TreeMasks(matcher, tree)
     masks.start()
     masks.finish()
+    found = dict(matcher.masks_of(tree.token_ids.tolist(), children))
     for node in (ROOT, *range(len(tree))):
         path = [] if node == ROOT else tree.token_ids[path_to(tree, node)].tolist()
         if END in path:
-            assert node not in children
+            assert node not in children | found
             continue
         fresh = matcher_of(pattern)
         fresh.consume(path)
-        assert permitted(masks.at(node)) == permitted(fresh.mask_after([]))
+        expected = permitted(fresh.mask_after([]))
+        assert permitted(masks.at(node)) == permitted(found[node]) == expected
     assert matcher.token_ids == []
+
+
+def test_masks_below_a_forbidden_node_are_left_out_and_likely_nodes_come_first() -> None:
+    #                           a    (x below a,  b below x)  b    2 below b   ab
+    tree = tree_from_lists(ids("a", "x", "b", "b", "2", "ab"), [-1, 0, 1, -1, 3, -1])
+    matcher = matcher_of("[ab]+")
+    before = permitted(matcher.mask_after([]))
+    arguments = tree.token_ids.tolist(), children_of(tree)
+    assert [node for node, _ in matcher.masks_of(*arguments)] == [ROOT, 0, 3, 5]
+    for count in range(1, 4):  # the pass ends before all masks are computed
+        masks = matcher.masks_of(*arguments)
+        for _ in range(count):
+            next(masks)
+        masks.close()
+        assert permitted(matcher.mask_after([])) == before
+
+
+def test_drafts_may_end_where_the_output_matches() -> None:
+    matcher = matcher_of("(ab)+")
+    assert matcher.guided(chain([END]), 9, 1).token_ids.tolist() != [END]
+    assert matcher.guided(chain([*ids("ab"), END]), 9, 9).token_ids.tolist() == [*ids("ab"), END]
+    matcher.consume([*ids("ab"), END, *ids("x")])  # tokens after the end do not count
+    assert matcher.token_ids == ids("ab")
+    assert matcher.guided(chain([END]), 9, 1).token_ids.tolist() == [END]
+
+
+def test_tokens_are_forced_up_to_a_choice_and_again_until_they_are_consumed() -> None:
+    matcher = matcher_of('"x(a|2)')
+    tokens = matcher.forced(9)
+    assert spelled(tokens) == '"x'
+    assert (matcher.forced(1), matcher.forced(9)) == (tokens[:1], tokens)
+    matcher.consume(tokens)
+    assert permitted(matcher.mask_after([])) == {"a", "2"}
+
+
+def test_permitted_nodes_of_a_window_are_there_once() -> None:
+    tokens, parents = np.asarray(ids("a", "b", "a"), np.int32), np.asarray([-1, 0, 1], np.int32)
+    guided = matcher_of("[ab]+").guided(DraftTree(tokens, parents, None, None, 2), 9, 9)
+    assert (guided.token_ids.tolist(), guided.parents.tolist()) == (tokens.tolist(), parents.tolist())
 
 
 def limited_matchers(max_lexer_states: int, count: int) -> list[Matcher]:
@@ -140,7 +181,10 @@ def limited_matchers(max_lexer_states: int, count: int) -> list[Matcher]:
 def test_an_error_at_a_draft_does_not_end_the_request() -> None:
     (matcher,) = limited_matchers(40, 1)
     path = ids("a", "b", "a", "a", "b", "b", "a", "b")
-    masks = TreeMasks(matcher, tree_from_lists(path, range(-1, len(path) - 1)))
+    found = dict(matcher.masks_of(path, children_of(chain(path))))
+    assert 0 < len(found) < len(path)
+    assert None not in found.values()
+    masks = TreeMasks(matcher, chain(path))
     masks.start()
     masks.finish()
     assert matcher.token_ids == []
