@@ -47,6 +47,12 @@ def test_only_the_sources_named_take_part() -> None:
     assert not any(source.active for source in sources)
 
 
+def test_a_source_may_be_left_out_of_the_next_proposal() -> None:
+    drafter = drafter_of(*(Scripted(name, lambda _, token=token: chain([token])) for token, name in enumerate("ab")))
+    drafter.leave_out("r", frozenset({"a"}))
+    assert [paths_of(drafter.propose("r", CONTEXT, BUDGET)) for _ in range(2)] == [{(1,)}, {(0,), (1,)}]
+
+
 def test_probabilities_follow_what_is_accepted_up_and_down() -> None:
     def promised(accepted: bool) -> float:
         drafter = drafter_of(Scripted("a", lambda _: chain([5], [0.5])))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from pipeline.decoding.drafting.proposals import UNKNOWN_PROBABILITY, Proposals, add_tree, new_proposals
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.tree import DraftTree, tree_from_lists
+from pipeline.decoding.tree import DraftTree, chain, tree_from_lists
 
 
 def joined_proposals(trees: list[tuple[int, DraftTree]]) -> Proposals:
@@ -42,3 +44,18 @@ def test_a_faulty_node_is_named(node: int, token: int, probability: float) -> No
 def test_conditional_probabilities_of_odd_estimates_are_bounded(probabilities: list[float], conditional: float) -> None:
     joined = joined_proposals([(0, tree_from_lists([1, 2], [-1, 0], probabilities))])
     assert joined.conditionals[1] == pytest.approx(conditional)
+
+
+@pytest.mark.parametrize(("parents", "node"), [([-1, 1], 1), ([0, -1], 0), ([-1, -2], 1)])
+def test_a_node_whose_parent_does_not_precede_it_is_named(parents: list[int], node: int) -> None:
+    tree = DraftTree(np.asarray([1, 2], np.int32), np.asarray(parents, np.int32))
+    with pytest.raises(ValueError, match=f"draft node {node} has token {node + 1} and parent {parents[node]}"):
+        joined_proposals([(0, tree)])
+
+
+def test_a_node_below_the_greatest_depth_is_named_and_a_window_may_be_deeper() -> None:
+    tree, budget = chain([1, 2, 3]), DraftBudget(4, 2)
+    with pytest.raises(ValueError, match="draft node 2 has token 3"):
+        add_tree(new_proposals(8), 0, 0, tree, budget, 50)
+    assert add_tree(new_proposals(8), 0, 0, replace(tree, num_fixed=3), budget, 50) == 3
+    assert add_tree(new_proposals(8), 0, 0, chain([1, 2]), budget, 50) == 2
