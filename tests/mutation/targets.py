@@ -68,7 +68,7 @@ TARGETS = (
     *(_trie(module, *_CONTENT) for module in ("arrays", "insertion", "merging", "nodes", "text_trie")),
     Target(
         "pipeline/engine/scheduler.py",
-        tuple(f"{_ENGINE}/test_scheduler{name}.py" for name in ("_order", "_ends", "_queue", "_grammar")),
+        tuple(f"{_ENGINE}/test_scheduler{name}.py" for name in ("", "_order", "_ends", "_queue", "_grammar")),
     ),
     Target(
         "pipeline/engine/waiting_queue.py", (f"{_ENGINE}/test_waiting_queue.py", f"{_ENGINE}/test_scheduler_queue.py")

@@ -76,6 +76,12 @@ def test_the_key_names_the_processor_and_the_cores(tmp_path: Path) -> None:
     assert key.num_cores >= 1
 
 
+def test_on_a_gpu_the_key_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda number: ["first", "second"][number])
+    mine = artifact(tmp_path)
+    assert cost_key(replace(mine, resolved=mine.resolved.model_copy(update={"device": "cuda"}))).processor == "first"
+
+
 def test_each_number_of_threads_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_curve, "available_cores", lambda: 6)
     monkeypatch.setattr("pipeline.config.threads.available_cores", lambda: 6)

@@ -129,6 +129,22 @@ def test_requests_at_once_are_limited_per_tenant_and_in_all():
     assert tenants.num_running == 1
 
 
+@pytest.mark.parametrize(("names", "shares"), [("ab", {"a": 4, "b": 2}), ("a", {"a": 8}), ("", {"": 8})])
+def test_open_calls_are_shared_among_several_keys_and_limited_in_all(names, shares):
+    tenants = tenants_of(*map(api_key, names), max_connections=8)
+    for _ in range(2):  # ended calls do not count
+        with ExitStack() as held:
+            for name, most in shares.items():
+                tenant = tenants.of_key(name)
+                for _ in range(most):
+                    held.enter_context(tenants.open_call(tenant))
+                with pytest.raises(Refusal) as refused, tenants.open_call(tenant):
+                    pass
+                assert refused.value.status == (503 if most == 8 else 429)
+                assert (tenant.num_calls, refused.value.retry_after_s) == (most, 1)
+            assert tenants.num_calls == sum(shares.values())
+
+
 def test_long_requests_at_once_are_limited_and_short_ones_are_not():
     tenants = tenants_of(max_body_bytes=1 << 20)
     everyone = tenants.of_key(None)

@@ -233,3 +233,9 @@ def test_tokens_of_a_call_without_drafts_to_an_engine_that_verifies_trees(
     for remaining in (1, 100):
         call = planner.next_without_drafts(has_window, remaining, is_first)
         assert call == (EMPTY_TREE, min(num_tokens, remaining), None)
+
+
+def test_a_chain_ends_with_its_last_draft_that_pays():
+    planner = ChainCallPlanner(LIMITS, 6, learnt(0.001, 0.010, 0.004))
+
+    assert planner.next(chain([1, 2, 3], [0.9, 0.8, 0.01]), 10, 50).tree.token_ids.tolist() == [1, 2]

@@ -137,6 +137,20 @@ def test_a_request_that_leaves_while_it_waits_lets_no_other_in():
     assert run(work()) == ["+b", "-b"]
 
 
+def test_the_slot_of_a_request_that_leaves_as_it_gets_one_is_not_lost():
+    async def work() -> list[str]:
+        slots, order = FairSlots(1, 8), list[str]()
+        async with slots.slot(""):
+            waiting = asyncio.ensure_future(hold(slots, "", order, "a", 1, Clock(), 0.0))
+            await settle()
+        waiting.cancel()  # before it runs again
+        await settle()
+        await hold(slots, "", order, "b", 1, Clock(), 0.0)
+        return order
+
+    assert run(work()) == ["+b", "-b"]
+
+
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["start", "cancel", "tick"]), st.integers(0, 9), st.sampled_from("ab")), max_size=60
 )

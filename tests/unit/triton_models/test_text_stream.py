@@ -207,3 +207,12 @@ def test_special_tokens_are_not_part_of_the_text():
     ids = [0, *codec.encode("hi", False).tolist(), 3, 1]
 
     assert streamed(codec, ids) == ("hi", False)
+
+
+def test_an_incomplete_character_and_the_beginning_of_a_stop_word_are_held_back():
+    codec = CODECS["byte level"]
+    stream, held = TextStream(codec, ("zqz",)), []
+    for token in codec.encode("\u00e9 zq-", add_special_tokens=False).tolist():
+        stream.push(token)
+        held.append(stream.is_holding)
+    assert held == [True, False, False, True, True, False]
