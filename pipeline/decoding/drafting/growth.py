@@ -245,8 +245,7 @@ def _grown(
     for index in range(len(taken)):
         if not 0 <= nodes.token[taken[index]] < vocab_size:
             raise ValueError("the table of candidates holds a token outside the vocabulary")
-        above = nodes.parent[taken[index]]
-        parents[index] = -1 if above == 0 else nodes.rank[above]
+        parents[index] = nodes.rank[nodes.parent[taken[index]]]
         channels[index] = np.argmax(nodes.channel_probs[taken[index], : len(channel_sources)])
     estimates = nodes.path_probability[taken]
     promised, accepted = cells

@@ -18,7 +18,8 @@ class Nodes(NamedTuple):
     token, parent, depth: of a node. first_child, next_sibling: children as linked lists, -1 at the end.
     path_probability: product of the mixed probabilities from the root. channel_probs, num_orders, noise: see
     `growth.Grown`.
-    fixed: see `Proposals`. rank: position in the grown tree, -1 if not taken. size: [1] number of nodes.
+    fixed: see `Proposals`. rank: position in the grown tree, of taken nodes; -1 for the root. size: [1] number of
+    nodes.
     """
 
     token: IntArray
@@ -52,7 +53,7 @@ def new_nodes(room: int, num_channels: int) -> Nodes:
         np.empty(room, np.int32),
         np.ones(1, np.int32),
     )
-    nodes.parent[0] = nodes.first_child[0] = nodes.rank[0] = -1
+    nodes.first_child[0] = nodes.rank[0] = -1
     nodes.depth[0], nodes.fixed[0] = 0, False
     nodes.path_probability[0] = 1.0
     return nodes
@@ -72,7 +73,7 @@ def child_of(nodes: Nodes, above: int, token: int) -> int:
         nodes.depth[child] = nodes.depth[above] + 1
         nodes.next_sibling[child] = nodes.first_child[above]
         nodes.first_child[above] = child
-        nodes.first_child[child] = nodes.rank[child] = -1
+        nodes.first_child[child] = -1
         nodes.fixed[child], nodes.noise[child] = False, 0.0
         for channel in range(nodes.channel_probs.shape[1]):
             nodes.channel_probs[child, channel] = 0.0

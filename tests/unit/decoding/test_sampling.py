@@ -166,7 +166,7 @@ def test_all_faults_of_sampling_parameters_are_named_together() -> None:
         ({"min_p": float("nan")}, "min_p is nan"),
         ({"seed": 1 << 64}, "seed is 18446744073709551616"),
         ({"top_p": 1.5}, "top_p is 1.5"),
-        ({"embedding_bias": np.asarray([0, np.nan] + [0] * 22, np.float32)}, "embedding_bias of token 1 is nan"),
+        ({"embedding_bias": np.asarray([LARGEST, np.nan] + [0] * 22, np.float32)}, "embedding_bias of token 1 is nan"),
         ({"embedding_bias": np.asarray([0, -np.inf] + [0] * 22, np.float32)}, "embedding_bias of token 1 is -inf"),
         ({"embedding_bias": np.full(24, 1e300)}, "embedding_bias of token 0 is 1e"),
         ({"embedding_bias": np.zeros(23, np.float32)}, r"embedding_bias has shape \(23,\)"),

@@ -75,6 +75,13 @@ def test_a_stop_word_that_begins_with_a_space_is_found_behind_resumed_tokens():
     assert flat(sent(codec, [last], (" at",), tuple(resumed))) == []
 
 
+def test_text_that_ends_within_a_token_is_spelled_as_it_reads_behind_resumed_tokens():
+    codec = CODECS["byte fallback"]
+    *resumed, last = codec.tokenizer.convert_tokens_to_ids(["▁", "h", "▁at"])
+
+    assert codec.decode([*resumed, *flat(sent(codec, [last], ("t",), tuple(resumed)))]) == "h a"
+
+
 @codecs
 def test_an_end_token_comes_behind_what_was_kept_back(codec):
     output = TokenOutput(codec, TextStream(codec, ("the rat",)))
