@@ -36,7 +36,7 @@ def _trie(module: str, *tests: str) -> Target:
 
 
 _DRAFTS = ("estimator", "learning", "recorded")
-_CONTENT = ("text_trie", "random_operations", "merging", "snapshot")
+_CONTENT = ("arrays", "namespaces", "text_trie", "random_operations", "merging", "snapshot")
 TARGETS = (
     *map(_decoding, ("accept", "tree", "sampling", "lookahead", "noise", "pool", "split", "strategy")),
     *map(

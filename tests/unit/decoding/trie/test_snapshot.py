@@ -98,6 +98,8 @@ def test_halved_counts_are_restored(tmp_path: Path):
     for tokens, name, count in (([1, 2, 3], "", 1), ([2], "", 1), ([1, 2], "other", 1)):
         assert [each.count(np.asarray(tokens), name) for each in (trie, again)] == [count, count]
     assert [len(text) for _, text in read_snapshot(tmp_path / "a.trie").texts()] == [3, 3, 3, 3, 3, 2]
+    mark = np.asarray([-(2**31 - 1), -1], "<i4").tobytes()  # as in files of earlier programs
+    assert (tmp_path / "a.trie").read_bytes().count(mark) == 3
 
 
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
