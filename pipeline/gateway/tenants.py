@@ -49,7 +49,7 @@ class TokenBucket:
         self._level = min(self.per_minute, self._level + (now - self._filled_at) * self.per_minute / 60)
         self._filled_at = now
         if num_tokens > self._level:
-            wait_s = max(1, math.ceil((num_tokens - self._level) * 60 / self.per_minute))
+            wait_s = math.ceil((num_tokens - self._level) * 60 / self.per_minute)
             sentence = f"the key's {self.per_minute} tokens a minute are used up; send the request again in {wait_s} s"
             raise Refusal(429, sentence, wait_s)
         self._level -= num_tokens

@@ -164,6 +164,16 @@ def test_tokens_of_plain_passes_are_a_step_each() -> None:
     assert 0 < session.statistics.draft_seconds < 600
 
 
+def test_the_time_of_drafting_is_reported_once() -> None:
+    session, _ = session_of(make_request([1], 20))
+    session.propose()
+    first = session.statistics.draft_seconds
+    assert first > 0
+    assert [session.take_draft_seconds() for _ in range(2)] == [first, 0]
+    session.propose()
+    assert first + session.take_draft_seconds() == pytest.approx(session.statistics.draft_seconds)
+
+
 def test_the_last_emitted_token_is_the_targets_own_for_any_draft() -> None:
     assert outcome_of_tokens(chain([7, 8]), [7, 8]).nodes == [0]
     assert outcome_of_tokens(chain([7, 8]), [7, 8, 8]).nodes == [0, 1]

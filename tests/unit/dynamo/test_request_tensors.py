@@ -65,6 +65,14 @@ def test_without_max_tokens_the_output_may_fill_the_engine():
     assert read(request(None, {"max_tokens": 5000})).num_remaining_tokens == 97
 
 
+@pytest.mark.parametrize("max_tokens", [None, 10])
+def test_a_prompt_that_fills_the_engine_leaves_one_token_which_the_server_refuses(max_tokens):
+    full = read(request([5] * 100, {"max_tokens": max_tokens, "min_tokens": 1}))
+    assert (full.num_remaining_tokens, values(full)["max_tokens"]) == (1, [1])
+    with pytest.raises(RequestError, match="the prompt has 100"):
+        read(request([5] * 100, {"max_tokens": max_tokens, "min_tokens": 2}))
+
+
 def test_a_request_that_moved_counts_its_tokens_as_output():
     stop, penalty = {"max_tokens": 8, "min_tokens": 4}, {"presence_penalty": 0.5}
     moved = read(request([5, 6, 7, 8, 9], stop, penalty, annotation("max_tokens", "10"), "stop_token_ids:[3]"))
@@ -82,7 +90,7 @@ def test_a_request_that_moved_with_all_its_tokens_has_none_to_come():
     assert read(request([5, 6, 7, 8], {"max_tokens": 0}, None, "max_tokens:1")).num_remaining_tokens == 0
 
 
-@pytest.mark.parametrize("of_output", ["3", "14", "x"])
+@pytest.mark.parametrize("of_output", ["3", "13", "14", "x"])
 def test_counts_that_cannot_be_are_refused(of_output):
     with pytest.raises(RequestError, match="max_tokens is"):
         read(request(None, {"max_tokens": 10}, None, f"max_tokens:{of_output}"))

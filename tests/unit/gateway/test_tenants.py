@@ -20,6 +20,7 @@ from pipeline.gateway.tenants import (
     Tenant,
     Tenants,
     TokenBucket,
+    long_bytes,
 )
 from tests.unit.gateway.gateways import (
     GENERATE,
@@ -209,6 +210,18 @@ def test_a_request_for_no_tokens_counts_its_prompt_only():
 
     admit(tenants, tenant, 0, num_prompt_bytes=10)
     admit(tenants, tenant, 97)
+
+
+def test_no_retry_after_is_below_a_second():
+    bucket = TokenBucket(600, Clock())
+    bucket.take(600)
+    with pytest.raises(Refusal) as refused:
+        bucket.take(1)
+    assert refused.value.retry_after_s == 1
+
+
+def test_only_what_exceeds_64_kib_of_a_body_counts_as_long():
+    assert [long_bytes(size) for size in (0, 1 << 16, (1 << 16) + 7)] == [0, 0, 7]
 
 
 def test_a_request_beyond_a_minutes_tokens_gets_no_retry_after():
