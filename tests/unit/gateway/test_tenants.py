@@ -210,6 +210,8 @@ def test_a_request_for_no_tokens_counts_its_prompt_only():
 
     admit(tenants, tenant, 0, num_prompt_bytes=10)
     admit(tenants, tenant, 97)
+    with pytest.raises(Refusal, match="used up"):
+        admit(tenants, tenant, 1)
 
 
 def test_no_retry_after_is_below_a_second():
