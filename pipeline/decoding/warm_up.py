@@ -47,7 +47,7 @@ def warm_up() -> None:
     for request_id in REQUESTS:
         drafter.stop(request_id)
     drafter.require_sound()
-    trie = Trie()
+    trie = Trie(12)
     trie.insert(np.arange(2 * FIRST_NODES, dtype=np.int32))
     trie.prune()
     with TemporaryDirectory() as folder:

@@ -96,7 +96,8 @@ class ChainCallPlanner:
 
     def next(self, tree: DraftTree, context_len: int, remaining: int) -> PlannedCall:
         """Plan the next call. context_len: tokens of prompt and output so far. remaining: tokens still to generate, at
-        least 1. A call with drafts ends after one step, with at most one token more than it has drafts."""
+        least 1; with the context at most `usable_seq_len`, which leaves room for drafts. A call with drafts ends after
+        one step, with at most one token more than it has drafts."""
         limits, room = self.limits, self.limits.longest_prompt - context_len
         if remaining > room and self.chunk > room:
             # After this call the context would be too long for a prompt, so this call decodes all remaining tokens.
@@ -109,12 +110,11 @@ class ChainCallPlanner:
             limits.max_draft_len,
             remaining - 1,
             room - 1 if remaining > room else room,
-            (limits.max_seq_len - context_len - 1) // 2,  # room for the drafts, as much in reserve, and one token
         )
         if num_drafts > 0:
             self.chunk = CHUNK_TOKENS
             return PlannedCall(main_chain(chain, num_drafts), num_drafts + 1)
-        num_tokens = max(1, min(self.chunk, remaining, limits.usable_seq_len - context_len))
+        num_tokens = min(self.chunk, remaining)
         self.chunk = min(2 * self.chunk, MAX_CHUNK_TOKENS)
         return PlannedCall(EMPTY_TREE, num_tokens)
 

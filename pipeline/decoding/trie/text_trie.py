@@ -40,7 +40,7 @@ class Trie:
     fixed size, and the least recently used strings are forgotten; otherwise the trie grows. Not thread safe.
     """
 
-    def __init__(self, branch_length: int = 12, max_bytes: int | None = None) -> None:
+    def __init__(self, branch_length: int, max_bytes: int | None = None) -> None:
         """Raises ValueError if max_bytes cannot hold the suffixes of a single position."""
         least = least_nodes(branch_length)
         num_nodes = max(FIRST_NODES, least) if max_bytes is None else nodes_within(max_bytes)

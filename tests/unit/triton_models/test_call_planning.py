@@ -82,10 +82,17 @@ def test_chunks_grow_while_nothing_is_drafted_and_shrink_when_something_is():
     assert steps.next(EMPTY_TREE, 10, 99).num_tokens == CHUNK_TOKENS
 
 
-def test_a_chunk_leaves_the_room_that_the_engine_reserves_for_drafts():
-    limits = RuntimeLimits(max_seq_len=100, max_num_tokens=200, max_draft_len=20, chunked_context=True)
+@pytest.mark.parametrize(
+    ("context_len", "remaining", "num_drafts", "num_tokens"),
+    [(78, 2, 1, 2), (78, 3, 0, 3), (76, 4, 3, 4), (76, 5, 3, 4), (75, 9, 4, 5), (77, 5, 0, 5), (80, 9, 0, 9)],
+)
+def test_a_call_decodes_the_rest_if_its_context_would_be_too_long_for_a_next_one(
+    context_len, remaining, num_drafts, num_tokens
+):
+    """A prompt may have 80 tokens."""
+    call = ChainCallPlanner(LIMITS, max_drafts=6, costs=None).next(chain([1] * 6), context_len, remaining)
 
-    assert ChainCallPlanner(limits, max_drafts=0, costs=None).next(EMPTY_TREE, 78, 20).num_tokens == 2
+    assert (len(call.tree), call.num_tokens) == (num_drafts, num_tokens)
 
 
 def test_the_last_token_is_asked_for_without_drafts():

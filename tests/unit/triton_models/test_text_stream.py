@@ -162,6 +162,10 @@ def test_a_stop_word_counts_if_it_ends_after_min_tokens(stop_words, min_tokens, 
     assert shown_by(TextStream(CODECS["byte level"], stop_words, min_tokens), "abcdabcd") == expected
 
 
+def test_a_stop_word_may_begin_again_within_what_is_held_back():
+    assert shown_by(TextStream(CODECS["byte level"], ("bcd",)), "abbcd") == "ab"
+
+
 class CountedWord(str):
     """A stop word that counts the comparisons with all of them."""
 
