@@ -180,6 +180,17 @@ def test_children_are_ordered_by_count_then_by_last_use(seed, width, prunes):
         assert found == order
 
 
+def test_children_that_move_up_as_others_are_forgotten_are_not_sorted_by_count():
+    """Beyond the first 16 children the order is that of their last use."""
+    often, seldom = [*range(16)], [*range(16, 36)]
+    trie = Trie(1, bytes_for(116))
+    trie.insert(np.repeat(ids(often), 4))
+    trie.extend(np.repeat(ids(seldom), [2 + token % 2 for token in seldom]))
+    trie.extend(ids([99] * 64 + [100]))  # "often" is forgotten
+    assert [trie.count(ids([token])) for token in (15, 16, 17, 99, 100)] == [0, 2, 3, 64, 1]
+    check(trie)
+
+
 def test_the_first_text_does_not_wait_for_the_pages_of_the_hash_table():
     trie, text = Trie(12, 12 << 20), np.random.default_rng(0).integers(0, 1 << 20, 1_000).astype(np.int32)
     Trie(12).insert(text)
