@@ -164,6 +164,8 @@ def test_permitted_nodes_of_a_window_are_there_once() -> None:
     tokens, parents = np.asarray(ids("a", "b", "a"), np.int32), np.asarray([-1, 0, 1], np.int32)
     guided = matcher_of("[ab]+").guided(DraftTree(tokens, parents, None, None, 2), 9, 9)
     assert (guided.token_ids.tolist(), guided.parents.tolist()) == (tokens.tolist(), parents.tolist())
+    assert guided.sources is not None
+    assert guided.sources.tolist() == [-1, -1, -1]
 
 
 def limited_matchers(max_lexer_states: int, count: int) -> list[Matcher]:
