@@ -24,6 +24,7 @@ def test_a_row_after_a_rejected_node_is_about_the_next_position(data: st.DataObj
 
     assert np.shares_memory(found.ids, ids)
     assert np.shares_memory(found.probs, probs)
+    assert len(found.depths) == len(tree) + 1
     new_root = len(context) + len(tokens) - 1
     for node in range(-1, len(tree)):
         about = len(context) + len(path_to(tree, node))  # position of the tokens that the node's row names
