@@ -149,6 +149,7 @@ def test_all_faults_of_sampling_parameters_are_named_together() -> None:
         assert name in str(caught.value)
     check_sampling(SamplingParams(temperature=0.7, top_k=5, top_p=1.0), VOCAB_SIZE)
     check_sampling(SamplingParams(repetition_penalty=float(np.finfo(np.float32).tiny)), VOCAB_SIZE)
+    check_sampling(SamplingParams(presence_penalty=LARGEST, frequency_penalty=-LARGEST), VOCAB_SIZE)
     largest = np.full(VOCAB_SIZE, LARGEST, np.float32)
     check_sampling(SamplingParams(min_p=1.0, bad_words=((0,),), embedding_bias=largest), VOCAB_SIZE)
 

@@ -66,6 +66,11 @@ def test_selected_nodes_keep_their_paths(tree: DraftTree, data: st.DataObject) -
     assert [subtree.token_ids[path_to(subtree, node)].tolist() for node in range(len(subtree))] == paths
 
 
+def test_a_window_is_one_as_long_as_it_has_all_its_nodes() -> None:
+    window = replace(chain([1, 2, 3]), num_fixed=2)
+    assert [select_nodes(window, np.arange(3) < count).num_fixed for count in range(4)] == [0, 0, 2, 2]
+
+
 @given(trees(), st.integers(-1, 14), st.integers(-1, 6), st.integers(0, 4), st.booleans())
 def test_a_limited_tree_holds_the_fixed_and_then_the_most_probable_nodes_within_the_limits(
     tree: DraftTree, max_nodes: int, max_depth: int, num_fixed: int, rated: bool

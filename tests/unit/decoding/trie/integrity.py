@@ -30,6 +30,7 @@ def check(trie: Trie) -> None:
     )
     nodes, text = [Node(*row) for row in arrays.nodes[:fresh].tolist()], arrays.text.tolist()
     assert 0 <= oldest <= head <= oldest + len(text)
+    assert not any(text[position % len(text)] for position in range(head, oldest + len(text))), "slots beside the text"
     used = {row for row in range(1, fresh) if nodes[row].parent >= 0}
     assert len(used) == num_nodes
     assert {row for row in used if not nodes[row].parent} == roots
