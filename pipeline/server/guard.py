@@ -235,11 +235,9 @@ def _wait_for_end(server: subprocess.Popen[bytes], fds: list[int], folder: int, 
         if (requested := _requested_end(fds, ready, folder, spec, is_ready)) is not None:
             return requested
         if server.poll() is not None:
-            aborted = not is_ready and server.returncode == -signal.SIGABRT
-            return _End(restart=ready_file.exists(), transient=aborted)
+            return _End(restart=ready_file.exists(), transient=not is_ready and server.returncode == -signal.SIGABRT)
         if how := watch.hangs():
-            reason = how if is_ready else f"{how} before it was ready"
-            return _End(reason, restart=True, transient=not is_ready)
+            return _End(how if is_ready else f"{how} before it was ready", restart=True, transient=not is_ready)
         if ready_file.exists() and (how := service.fails()):
             return _End(how, restart=True)
         make_private(spec.server_id)
@@ -273,7 +271,7 @@ def _requested_end(fds: list[int], ready: list[int], folder: int, spec: GuardSpe
         return _End("the command that started it has ended", True, patience)
     if spec.owner is not None and start_time(spec.owner[0]) != spec.owner[1]:
         return _End("the command that owns it has ended", True, patience)
-    if not os.fstat(folder).st_nlink:
+    if os.readlink(f"/proc/self/fd/{folder}").endswith(" (deleted)"):  # some file systems count no links
         return _End("its run folder was removed", True, patience)
     return None
 
