@@ -113,9 +113,11 @@ def test_the_gateway_of_the_graph_deployment_fits_its_workers():
 
     assert "--join" in main["args"]
     assert (server.discovery, server.host, server.replicas) == ("kubernetes", "0.0.0.0", 1)
-    assert (spec.deployment.model, spec.deployment.max_seq_len) == (
+    engine, scheduling = resolved.profile.engine, resolved.profile.scheduling
+    assert (spec.deployment.model, spec.deployment.max_seq_len, spec.deployment.max_open_requests) == (
         resolved.model.name,
-        resolved.profile.engine.max_seq_len,
+        engine.max_seq_len,
+        engine.max_batch_size + scheduling.max_queue_size,
     )
     assert spec.deployment.listed_s == listed_s(server)
     assert set(spec.deployment.public_models) == {FRONT_MODEL, STOCK_FRONT_MODEL}
