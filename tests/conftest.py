@@ -46,8 +46,9 @@ from tests.triton_requests import backend_module
 # Machine code of tests holds loops of the package. numba alone would use it again after a change of those.
 numba.config.CACHE_DIR = str(cache_path() / "tests")
 
-# A shell makes what it starts in the background ignore SIGINT. The tests of Ctrl-C would not end there.
+# What a shell starts in the background ignores SIGINT, and under nohup SIGHUP. Tests of signals would not end there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Examples take longer on a busy machine. `--hypothesis-profile=thorough` runs many more where a test names no number.
 hypothesis.settings.register_profile("lookahead", deadline=None, max_examples=40)
