@@ -75,11 +75,13 @@ def _banned(request: GenerationRequest, context: IntArray) -> set[int]:
     return banned
 
 
-def _permitted(scores: FloatArray, banned: Iterable[int], mask: TokenMask | None) -> FloatArray:
+def _permitted(scores: FloatArray, banned: set[int], mask: TokenMask | None) -> FloatArray:
     """The scores with -inf for tokens that are banned or that the grammar forbids. Bans that leave no token are
     ignored."""
     if mask is not None:
         scores[mask.forbidden(len(scores))] = -np.inf
+    if not banned:
+        return scores
     permitted = scores.copy()
     _ban(permitted, banned)
     return permitted if np.isfinite(permitted.max()) else scores

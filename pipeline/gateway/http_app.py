@@ -246,7 +246,8 @@ class HttpGateway:
                 for choice, own_id in zip(checked.bodies, ids, strict=True)
             ]
             if len(body) > _BYTES_PER_TOKEN * max_seq_len:
-                refusal = await refusal_of_prompt(self._transport, renderer, max(checked.bodies, key=len))
+                longest = max((each.body for each in requests), key=len)
+                refusal = await refusal_of_prompt(self._transport, renderer, longest)
                 if refusal is not None and refusal.code == TOO_LONG_CODE:
                     raise refusal
             if checked.response_head is None:
