@@ -92,7 +92,7 @@ class Metrics:
             if name != _REQUESTS
         }
         self._requests: dict[tuple[str, str], Any] = {}
-        self._trie = TrieMetrics(0, 0, 0)
+        self._recorded: Mapping[str, int] = {}
         self._closing = False
         self._queue: queue.SimpleQueue[tuple[RequestMetrics | None, TrieMetrics] | None] = queue.SimpleQueue()
         self._queue.put((None, trie))
@@ -117,10 +117,13 @@ class Metrics:
             if request is not None:
                 self._record(request)
             # The processes of the model share the gauges, which are the sums of all.
-            self._metrics["trie_nodes"].increment(trie.num_nodes - self._trie.num_nodes)
-            self._metrics["trie_bytes"].increment(trie.num_bytes - self._trie.num_bytes)
-            self._metrics["draft_source_failures"].increment(trie.num_failures - self._trie.num_failures)
-            self._trie = trie
+            now = {
+                "trie_nodes": trie.num_nodes,
+                "trie_bytes": trie.num_bytes,
+                "draft_source_failures": trie.num_failures,
+            }
+            _add_changes(self._metrics, self._recorded, now)
+            self._recorded = now
 
     def _record(self, request: RequestMetrics) -> None:
         key, statistics, metrics = (request.strategy, request.outcome), request.statistics, self._metrics
@@ -150,7 +153,7 @@ class EngineMetrics:
     def __init__(self, pb_utils: Any) -> None:
         self._families = _families(pb_utils, ENGINE_METRICS)
         self._metrics = {name: family.Metric() for name, family in self._families.items()}
-        self._recorded = dict.fromkeys(self._metrics, 0)
+        self._recorded: Mapping[str, int] = {}
 
     def record(self, counters: ReuseCounters, num_abandoned: int) -> None:
         """Add the increase since the previous call. counters, num_abandoned: totals since the start."""
@@ -161,13 +164,18 @@ class EngineMetrics:
             "kv_reused_tokens_total": counters.num_reused_tokens,
             "engine_abandoned_total": num_abandoned,
         }
-        for name, count in now.items():
-            if count > self._recorded[name]:
-                self._metrics[name].increment(count - self._recorded[name])
+        _add_changes(self._metrics, self._recorded, now)
         self._recorded = now
 
     def close(self) -> None:
         vars(self).clear()  # see `Metrics.close`
+
+
+def _add_changes(metrics: Mapping[str, Any], before: Mapping[str, int], now: Mapping[str, int]) -> None:
+    """Add to each metric the change of its value since `before`, where missing values are 0."""
+    for name, value in now.items():
+        if change := value - before.get(name, 0):
+            metrics[name].increment(change)
 
 
 def _families(pb_utils: Any, metrics: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
