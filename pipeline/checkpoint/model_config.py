@@ -23,8 +23,10 @@ _DEQUANTIZED = ("fp8",)
 _MOST_LAYERS = 1024
 # A model ignores these settings if its config class does not declare them. The KV cache of transformers applies windows
 # all the same, and `get_text_config` returns the other settings in place of the config.
-_WINDOWS = ("sliding_window", "use_sliding_window", "layer_types")
-_UNDECLARED = (*_WINDOWS, "text_config", "decoder", "generator", "text_encoder")
+_UNDECLARED = (
+    *("sliding_window", "use_sliding_window", "layer_types"),
+    *("text_config", "decoder", "generator", "text_encoder"),
+)
 _LARGEST_WINDOW = 2**31 - 1
 
 

@@ -37,8 +37,8 @@ ZERO_POINT = 128 if HAS_VNNI or HAS_AVX_VNNI else 0
 # Types of the vectors of integers that `plain_step` widens.
 BYTES = ir.VectorType(I8, 4 * LANES)
 SHORT_PAIRS = ir.VectorType(I16, 2 * LANES)
-# Instructions of `vnni_step` and `avx_vnni_step`. The latter saturates, but no sum reaches its limit. LLVM 20 replaces
-# the one without saturation by two in large tiles.
+# Instructions of `vnni_step` and `avx_vnni_step`. SHORT_SUM saturates, but no sum reaches its limit. LLVM 20 replaces
+# the instruction without saturation by two in large tiles.
 BYTE_SUM, SHORT_SUM = "llvm.x86.avx512.vpdpbusd", "llvm.x86.avx512.vpdpwssds"
 _HALF_BYTES = ir.VectorType(I8, 2 * LANES)
 _HALF_INTS = ir.VectorType(I32, LANES // 2)
@@ -102,6 +102,16 @@ def avx2_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], wei
     return builder.add(total, _whole(builder, sums))
 
 
+def avx2_int16_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
+    """Two products of int16."""
+    row = builder.bitcast(splat(builder, entry[0], _HALF_INTS), SHORTS)
+    sums = [
+        call(builder, "llvm.x86.avx2.pmadd.wd", _HALF_INTS, [row, builder.bitcast(half, SHORTS)])
+        for half in _halves(builder, weight)
+    ]
+    return builder.add(total, _whole(builder, sums))
+
+
 def plain_step(kind: ir.VectorType) -> Step:
     """Products on any processor: the integers of a step, which are elements of `kind`, are widened to int32."""
     parts = kind.count // LANES
@@ -116,16 +126,6 @@ def plain_step(kind: ir.VectorType) -> Step:
         return total
 
     return step
-
-
-def avx2_int16_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
-    """Two products of int16."""
-    row = builder.bitcast(splat(builder, entry[0], _HALF_INTS), SHORTS)
-    sums = [
-        call(builder, "llvm.x86.avx2.pmadd.wd", _HALF_INTS, [row, builder.bitcast(half, SHORTS)])
-        for half in _halves(builder, weight)
-    ]
-    return builder.add(total, _whole(builder, sums))
 
 
 def _halves(builder: ir.IRBuilder, vector: ir.Value) -> list[ir.Value]:

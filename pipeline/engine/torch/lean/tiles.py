@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from llvmlite import ir
 from numba import types
@@ -42,7 +41,6 @@ class _Kind:
     """One kind of tile. integer: whether sums are int32, scaled at the end. from_start: whether sums begin with a value
     per column that cancels the zero point of 128; otherwise they begin with 0. row_step: bytes of a step of a row."""
 
-    name: str
     step: tile_steps.Step
     integer: bool = False
     from_start: bool = False
@@ -153,24 +151,23 @@ def tile_function(name: str, define: Callable[[ir.IRBuilder, Sequence[ir.Value]]
     return tile
 
 
-def _callable(name: str, step: tile_steps.Step, **options: Any) -> Callable[..., None]:
-    kind = _Kind(f"lean_{name}_tile", step, **options)
-    return tile_function(kind.name, functools.partial(_define, kind))
+def _callable(name: str, kind: _Kind) -> Callable[..., None]:
+    return tile_function(f"lean_{name}_tile", functools.partial(_define, kind))
 
 
 _BYTE_SUM, _SHORT_SUM = tile_steps.BYTE_SUM, tile_steps.SHORT_SUM
-float32_tile = _callable("float32", tile_steps.float_step)
-bf16_tile = _callable("bf16", tile_steps.bf16_step)
-widening_tile = _callable("widening", tile_steps.widening_step, row_step=8)
+float32_tile = _callable("float32", _Kind(tile_steps.float_step))
+bf16_tile = _callable("bf16", _Kind(tile_steps.bf16_step))
+widening_tile = _callable("widening", _Kind(tile_steps.widening_step, row_step=8))
 bfloat16_tile = bf16_tile if HAS_BF16 else widening_tile
-vnni_tile = _callable("vnni", tile_steps.vnni_step(_BYTE_SUM), integer=True, from_start=True)
-avx_vnni_tile = _callable("avx_vnni", tile_steps.avx_vnni_step(_BYTE_SUM), integer=True, from_start=True)
-avx2_tile = _callable("avx2", tile_steps.avx2_step, integer=True)
-plain_int8_tile = _callable("int8", tile_steps.plain_step(tile_steps.BYTES), integer=True)
-vnni_int16_tile = _callable("vnni_int16", tile_steps.vnni_step(_SHORT_SUM), integer=True)
-avx_vnni_int16_tile = _callable("avx_vnni_int16", tile_steps.avx_vnni_step(_SHORT_SUM), integer=True)
-avx2_int16_tile = _callable("avx2_int16", tile_steps.avx2_int16_step, integer=True)
-plain_int16_tile = _callable("int16", tile_steps.plain_step(tile_steps.SHORT_PAIRS), integer=True)
+vnni_tile = _callable("vnni", _Kind(tile_steps.vnni_step(_BYTE_SUM), integer=True, from_start=True))
+avx_vnni_tile = _callable("avx_vnni", _Kind(tile_steps.avx_vnni_step(_BYTE_SUM), integer=True, from_start=True))
+avx2_tile = _callable("avx2", _Kind(tile_steps.avx2_step, integer=True))
+plain_int8_tile = _callable("int8", _Kind(tile_steps.plain_step(tile_steps.BYTES), integer=True))
+vnni_int16_tile = _callable("vnni_int16", _Kind(tile_steps.vnni_step(_SHORT_SUM), integer=True))
+avx_vnni_int16_tile = _callable("avx_vnni_int16", _Kind(tile_steps.avx_vnni_step(_SHORT_SUM), integer=True))
+avx2_int16_tile = _callable("avx2_int16", _Kind(tile_steps.avx2_int16_step, integer=True))
+plain_int16_tile = _callable("int16", _Kind(tile_steps.plain_step(tile_steps.SHORT_PAIRS), integer=True))
 if HAS_VNNI:
     int8_tile, int16_tile = vnni_tile, vnni_int16_tile
 elif HAS_AVX_VNNI:
