@@ -6,10 +6,11 @@ import pytest
 
 from pipeline.decoding.planning.balance import DraftBalance
 from pipeline.decoding.planning.cost import CostCurve, CostPoint
-from pipeline.decoding.planning.planner import AdaptivePlanner, PlanItem
+from pipeline.decoding.planning.planner import AdaptivePlanner, FixedPlanner, PlanItem
 from pipeline.decoding.tree import EMPTY_TREE, chain
 
 PLAIN_SECONDS = 0.001
+FLAT = CostCurve((CostPoint(1, 1, 0, 0.1), CostPoint(9, 1, 0, 0.1)))
 
 
 def drafted(balance: DraftBalance, num_passes: int, saved: float, seconds: float) -> int:
@@ -64,7 +65,7 @@ def test_each_sequence_of_a_pass_takes_its_time() -> None:
 
 
 def test_drafting_is_tried_again_while_sequences_with_other_sources_draft() -> None:
-    planner = AdaptivePlanner(CostCurve((CostPoint(1, 1, 0, 0.1), CostPoint(9, 1, 0, 0.1))))
+    planner = AdaptivePlanner(FLAT)
     slow, fast = frozenset({"trie"}), frozenset({"recycling"})
     drafted, waiting = PlanItem(chain([1], [0.5]), 1, 0), PlanItem(EMPTY_TREE, 1, 0)
     planner.plan([drafted._replace(names=slow, draft_seconds=0.5)], 64)
@@ -72,3 +73,11 @@ def test_drafting_is_tried_again_while_sequences_with_other_sources_draft() -> N
     for _ in range(60):  # it lost half a pass more than it had
         planner.plan([waiting._replace(names=slow), drafted._replace(names=fast, draft_seconds=0.0)], 64)
     assert planner.drafting_pays(slow)
+
+
+def test_plain_sequences_have_no_balance() -> None:
+    planner = AdaptivePlanner(FLAT)
+    assert planner.plan([PlanItem(EMPTY_TREE, 1, 100)], 64) == [EMPTY_TREE]
+    planner.plan([PlanItem(chain([1], [0.5]), 1, 100)], 64)
+    assert not planner._balances
+    assert FixedPlanner().drafting_pays(frozenset({"trie"}))

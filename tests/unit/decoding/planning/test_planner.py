@@ -295,11 +295,3 @@ def test_passes_with_prompts_and_without_a_plan_do_not_correct_the_curve() -> No
         planner.record(50.0)
     assert [len(tree) for tree in planner.plan([item(0.5)], 64)] == [1]
     assert planner._correction.factors == (1, 1)
-
-
-def test_plain_sequences_have_no_balance() -> None:
-    planner = AdaptivePlanner(FLAT)
-    assert planner.plan([PlanItem(EMPTY_TREE, 1, 100)], 64) == [EMPTY_TREE]
-    planner.plan([item(0.5)], 64)
-    assert not planner._balances
-    assert FixedPlanner().drafting_pays(frozenset({"trie"}))
