@@ -90,13 +90,16 @@ def test_requests_of_a_client_that_leaves_are_stopped_and_cancelled_only_if_they
 
 def test_of_several_requests_the_one_that_has_not_ended_is_stopped() -> None:
     async def leave() -> Triton:
-        async with stream_to(None) as (stream, triton):
+        tenants = Tenants((), GatewayConfig())
+        async with stream_to(None, tenants=tenants) as (stream, triton):
             call = stream()
             await call.write(request("long"))
             await until(lambda: triton.num_requests == 1)
             triton.answers = (final(),)
             await call.write(request("short"))
             assert (await call.read()).infer_response.id == "short"
+            # The client has the response before the gateway ends the request.
+            await until(lambda: tenants.num_running == 1)
             call.cancel()
             await until(lambda: bool(triton.stopped))
             return triton
