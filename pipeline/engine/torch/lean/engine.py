@@ -19,7 +19,7 @@ from pipeline.engine.torch.lean.pass_table import LeanPassTable, table_of
 from pipeline.engine.torch.lean.plan import Kind, LeanPlan
 from pipeline.engine.torch.lean.tables import Array, Longs, aligned
 from pipeline.engine.torch.lean.thread_team import COUNTER_BYTES, ThreadTeam
-from pipeline.engine.torch.lean.tile_steps import HAS_BF16
+from pipeline.engine.torch.lean.tile_steps import USES_BF16
 from pipeline.engine.torch.lean.vectors import LANES, padded
 from pipeline.engine.torch.lean.warm_up import warm_up_pass
 from pipeline.engine.torch.slots import Segment, SlotEngine
@@ -103,7 +103,7 @@ class LeanEngine(SlotEngine):
         heads = padded(self._plan.num_heads * self._plan.head_dim)
         packed: type = np.uint8
         if self._plan.kind == "bfloat16":
-            packed = np.uint16 if HAS_BF16 else np.float32
+            packed = np.uint16 if USES_BF16 else np.float32
         widths = {
             tables.X: (hidden, np.float32),
             tables.H: (hidden, np.float32),

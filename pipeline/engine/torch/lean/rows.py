@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 
 from pipeline.engine.torch.lean.compilation import emitted
-from pipeline.engine.torch.lean.tile_steps import HAS_BF16, ZERO_POINT
+from pipeline.engine.torch.lean.tile_steps import USES_BF16, ZERO_POINT
 from pipeline.engine.torch.lean.vectors import (
     F32,
     FLOATS,
@@ -154,12 +154,12 @@ def mask_end(builder: ir.IRBuilder, row: ir.Value, blocks: ir.Value, count: ir.V
 
 @emitted(types.void, types.int64, types.int64, types.int64)
 def round_row(builder: ir.IRBuilder, row: ir.Value, target: ir.Value, blocks: ir.Value) -> None:
-    """target[i] = row[i] rounded to bfloat16, ties to even. Without AVX512_BF16 the target is float32. The target may
+    """target[i] = row[i] rounded to bfloat16, ties to even. Without USES_BF16 the target is float32. The target may
     begin where the row does."""
 
     def body(place: ir.Value, _: ir.Value | None) -> None:
         upper = rounded_upper(builder, load(builder, builder.add(row, place), INTS))
-        if HAS_BF16:
+        if USES_BF16:
             narrow = builder.trunc(upper, SHORTS)
             store(builder, narrow, builder.add(target, builder.lshr(place, ir.Constant(I64, 1))), align=2)
         else:

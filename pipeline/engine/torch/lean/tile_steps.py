@@ -3,8 +3,9 @@
 A step takes 4 bytes of a row (8 for `widening_step`) and 64 bytes of a weight, see `tiles`.
 
 bfloat16 products are exact in float32, in which they are summed, the second input of a step before the first, as
-AVX512_BF16 does it. Processors without it read rows of bfloat16 numbers stored as float32, and widen the weights. Their
-sums have the same bits except where a number is below 2^-126, which AVX512_BF16 counts as 0.
+AVX512_BF16 does it. Only AMD's processors use it: on Intel's, `widening_step` is faster. That one reads rows of
+bfloat16 numbers stored as float32, and widens the weights. Its sums have the same bits except where a number is below
+2^-126, which AVX512_BF16 counts as 0.
 
 int8 sums are exact on every CPU. VNNI, a part of AVX-512 and an extension of AVX2 (AVX-VNNI), sums four products of an
 unsigned and a signed byte in int32; the initial sums cancel the row's zero point. AVX2 alone sums two such products in
@@ -29,6 +30,7 @@ FEATURES = frozenset(_LIST.split(","))
 HAS_AVX512 = "+avx512f" in FEATURES
 HAS_VNNI = HAS_AVX512 and "+avx512vnni" in FEATURES
 HAS_BF16 = HAS_AVX512 and "+avx512bf16" in FEATURES
+USES_BF16 = HAS_BF16 and PROCESSOR.startswith("znver")
 HAS_AVX_VNNI = "+avxvnni" in FEATURES
 HAS_AVX2 = "+avx2" in FEATURES
 # Zero point of the bytes of an int8 row.

@@ -8,7 +8,7 @@ rows. A weight is stored in blocks of 16 columns; a step of a block is 64 bytes:
     int16      [block, input / 2, 16 columns, 2 inputs]     rows: int16
     int8       [block, input / 4, 16 columns, 4 inputs]     rows: bytes with zero point ZERO_POINT
 
-A step of a row is 4 bytes in all of them, but 8 in bfloat16 without AVX512_BF16. `tile_steps` has its products.
+A step of a row is 4 bytes in all of them, but 8 in bfloat16 without USES_BF16. `tile_steps` has its products.
 
 Each tile prefetches weights that its thread needs next.
 """
@@ -24,7 +24,7 @@ from numba import types
 
 from pipeline.engine.torch.lean import tile_steps
 from pipeline.engine.torch.lean.compilation import emitted
-from pipeline.engine.torch.lean.tile_steps import HAS_AVX2, HAS_AVX512, HAS_AVX_VNNI, HAS_BF16, HAS_VNNI
+from pipeline.engine.torch.lean.tile_steps import HAS_AVX2, HAS_AVX512, HAS_AVX_VNNI, HAS_VNNI, USES_BF16
 from pipeline.engine.torch.lean.vectors import FLOATS, I32, I64, INTS, LANES, load, offset, prefetch, splat, store
 
 # Prefetch hint of weights. Zen 5 does not keep lines of kind 0 in the level 3 cache, so weights do not evict the KV
@@ -159,7 +159,7 @@ _BYTE_SUM, _SHORT_SUM = tile_steps.BYTE_SUM, tile_steps.SHORT_SUM
 float32_tile = _callable("float32", _Kind(tile_steps.float_step))
 bf16_tile = _callable("bf16", _Kind(tile_steps.bf16_step))
 widening_tile = _callable("widening", _Kind(tile_steps.widening_step, row_step=8))
-bfloat16_tile = bf16_tile if HAS_BF16 else widening_tile
+bfloat16_tile = bf16_tile if USES_BF16 else widening_tile
 vnni_tile = _callable("vnni", _Kind(tile_steps.vnni_step(_BYTE_SUM), integer=True, from_start=True))
 avx_vnni_tile = _callable("avx_vnni", _Kind(tile_steps.avx_vnni_step(_BYTE_SUM), integer=True, from_start=True))
 avx2_tile = _callable("avx2", _Kind(tile_steps.avx2_step, integer=True))

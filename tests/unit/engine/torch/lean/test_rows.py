@@ -20,7 +20,7 @@ from pipeline.engine.torch.lean.rows import (
     sum_of_exp,
     sum_of_squares,
 )
-from pipeline.engine.torch.lean.tile_steps import HAS_BF16, ZERO_POINT
+from pipeline.engine.torch.lean.tile_steps import USES_BF16, ZERO_POINT
 
 
 @kernel
@@ -150,9 +150,9 @@ def test_rows_are_rounded_to_bfloat16_like_torch_does() -> None:
     special = np.asarray([0.0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 1e-40], np.float32)
     row[:14] = np.concatenate([ties.view(np.float32), special])
     expected = torch.from_numpy(row).bfloat16()
-    result = np.zeros(640, np.uint16 if HAS_BF16 else np.float32)
+    result = np.zeros(640, np.uint16 if USES_BF16 else np.float32)
     rounded(row, result)
     found = torch.from_numpy(result)
     assert torch.equal(
-        (found.view(torch.bfloat16) if HAS_BF16 else found).float().nan_to_num(7), expected.float().nan_to_num(7)
+        (found.view(torch.bfloat16) if USES_BF16 else found).float().nan_to_num(7), expected.float().nan_to_num(7)
     )
