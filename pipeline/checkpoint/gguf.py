@@ -7,7 +7,8 @@ from typing import Any
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.hashing import cached_sha256
-from pipeline.config.bare_checkpoint import GGUF_ARCHITECTURES, GgufFile
+from pipeline.config.bare_checkpoint import GGUF_ARCHITECTURES
+from pipeline.config.gguf_file import GgufFile
 from pipeline.errors import CheckpointError
 
 # Without the first, transformers leaves the rows of queries and keys in the order of llama.cpp. For the second it has a

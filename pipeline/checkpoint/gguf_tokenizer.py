@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.config.bare_checkpoint import GgufFile
+from pipeline.config.gguf_file import GgufFile
 from pipeline.errors import CheckpointError
 
 if TYPE_CHECKING:

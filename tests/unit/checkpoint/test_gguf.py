@@ -46,6 +46,14 @@ def test_truncated_gguf_is_noticed(share: float, tmp_path: Path) -> None:
     assert "is incomplete or damaged" in text or "is incomplete: it has" in text
 
 
+def test_a_text_of_an_impossible_length_is_noticed(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf")
+    data = path.read_bytes()
+    length = len("general.architecture").to_bytes(8, "little")
+    path.write_bytes(data.replace(length + b"general.arch", (2**64 - 1).to_bytes(8, "little") + b"general.arch"))
+    assert "is incomplete or damaged" in fault(GgufCheckpoint(path=str(path)), tmp_path)
+
+
 def test_gguf_of_another_kind(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", "mamba")
     text = fault(GgufCheckpoint(path=str(path)), tmp_path)
