@@ -38,14 +38,10 @@ class SentId(NamedTuple):
     def text(self) -> str:
         return f"{self.prefix}{self.chosen}{self.suffix}" if self.chosen or self.suffix else ""
 
-    @property
-    def differs(self) -> bool:
-        return self.text != self.chosen
-
     def as_chosen(self, data: bytes) -> bytes:
         """JSON from the server with the id that the client chose, or without one. Generated text never contains these
         strings, because JSON escapes quotes."""
-        if not self.differs:
+        if self.text == self.chosen:
             return data
         data = data.replace(f'{self.suffix}"'.encode(), b'"').replace(f'"id":"{self.prefix}'.encode(), b'"id":"')
         return data if self.chosen else data.replace(b'"id":"",', b"")

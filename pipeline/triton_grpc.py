@@ -1,4 +1,4 @@
-"""Streamed calls to a Triton server over gRPC, which end early without a gRPC cancellation.
+"""Calls to a Triton server over gRPC. Streamed ones end early without a gRPC cancellation.
 
 Triton up to 2.56 mishandles a call that is cancelled while its request ends: it keeps the model loaded, so that the
 server does not shut down, or it uses freed memory (https://github.com/triton-inference-server/server/issues/8034). So
@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, triton_to_np_dtype
 
 # Options of a channel: no proxy, messages of any length.
@@ -40,17 +41,21 @@ _METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 Metadata = Sequence[tuple[str, str]]
 
 
-class StreamCalls:
-    """Streamed calls to one server. channel: of grpc.aio. metadata: sent with every call."""
+class TritonGrpc:
+    """gRPC access to a Triton server. Create it in the event loop that uses it; it connects at its first call. stub:
+    of all methods, for calls without streams. metadata: to send with every call."""
 
-    def __init__(self, channel: Any, metadata: Metadata = ()) -> None:
+    def __init__(self, address: str, metadata: Metadata = ()) -> None:
+        """address: host:port."""
+        self.channel = grpc.aio.insecure_channel(address, options=LASTING_CHANNEL)
+        self.stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+        self.metadata = metadata
         # A call with a stream of requests would send the headers, wait, and then send the request.
-        self._infer = channel.unary_stream(
+        self._infer = self.channel.unary_stream(
             _METHOD,
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
-        self._metadata = metadata
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def responses(
@@ -64,7 +69,7 @@ class StreamCalls:
         responses in the background. stop_of: returns the request that stops it; None if there is none. is_last: whether
         a response is the last one, after which the end of the stream is read in the background. There is no deadline,
         which would cancel the call. Raises grpc.aio.AioRpcError."""
-        responses = _Responses(self._infer(request, metadata=(*self._metadata, *metadata)))
+        responses = _Responses(self._infer(request, metadata=(*self.metadata, *metadata)))
         has_ended = False
         try:
             async for response in responses:
@@ -86,9 +91,10 @@ class StreamCalls:
         self._in_background(send())
 
     async def close(self) -> None:
-        """Wait until all abandoned requests have ended."""
+        """Wait until all abandoned requests have ended, and disconnect."""
         if self._leaving:
             await asyncio.wait(self._leaving)
+        await self.channel.close()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         self._leaving.add(task := asyncio.create_task(work))
@@ -96,7 +102,7 @@ class StreamCalls:
 
     async def _send(self, stop: Any) -> None:
         if stop is not None:
-            async for _ in self._infer(stop, metadata=self._metadata, timeout=LEAVE_S):
+            async for _ in self._infer(stop, metadata=self.metadata, timeout=LEAVE_S):
                 pass
 
 

@@ -1,8 +1,10 @@
 """Fixtures of all tests. Models use one thread: tiny models gain nothing from more."""
 
+import asyncio
 import functools
 import gc
 import importlib
+import inspect
 import itertools
 import logging
 import os
@@ -54,6 +56,15 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 hypothesis.settings.register_profile("lookahead", deadline=None, max_examples=40)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile("lookahead")
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 def pytest_collection(session: pytest.Session) -> None:

@@ -72,7 +72,7 @@ def verify_failover(fleet: Fleet, url: str, model: str, num_kills: int, max_toke
     """Run the test with num_kills kills of a fleet with two or more replicas. url: base URL of its OpenAI API. Raises
     ServerError if the fleet does not serve undisturbed, or a killed process does not come back."""
     bodies = [request_body(model, prompt, max_tokens, kind) for kind in KINDS for prompt in PROMPTS]
-    names = [f"{kind.name}: {prompt}" for kind in KINDS for prompt in PROMPTS]
+    names = [f"{kind}: {prompt}" for kind in KINDS for prompt in PROMPTS]
     with httpx.Client(timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
         note("recording the outputs of the undisturbed fleet")
         expected = [ask(client, url, body) for body in bodies]

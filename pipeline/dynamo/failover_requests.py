@@ -32,39 +32,27 @@ _SCHEMA = {
 _STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-class Kind(NamedTuple):
-    """One kind of request, as fields of an OpenAI request."""
-
-    name: str
-    fields: Mapping[str, Any]
-
-
-KINDS = (
-    Kind("greedy", {"temperature": 0}),
-    Kind("seeded", {"temperature": 1.0, "seed": 7, **_STREAM}),
-    Kind("penalties", {"temperature": 1.2, "seed": 8, "presence_penalty": 0.7, "frequency_penalty": 0.4}),
-    Kind("stop word", {"temperature": 0.9, "seed": 9, "min_tokens": 8, "stop": ["\n\n", "the end"]}),
-    Kind(
-        "conversation",  # all turns go to the same worker while it is alive
-        {
-            "seed": 11,
-            **_STREAM,
-            "messages": [
-                {"role": "user", "content": "Name a river."},
-                {"role": "assistant", "content": "The Rhine."},
-                {"role": "user", "content": "Where does it begin?"},
-            ],
-        },
-    ),
-    Kind(
-        "json",
-        {
-            "temperature": 0.8,
-            "seed": 10,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": _SCHEMA}},
-        },
-    ),
-)
+# Kinds of requests: the fields of an OpenAI request by name.
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 1.0, "seed": 7, **_STREAM},
+    "penalties": {"temperature": 1.2, "seed": 8, "presence_penalty": 0.7, "frequency_penalty": 0.4},
+    "stop word": {"temperature": 0.9, "seed": 9, "min_tokens": 8, "stop": ["\n\n", "the end"]},
+    "conversation": {  # all turns go to the same worker while it is alive
+        "seed": 11,
+        **_STREAM,
+        "messages": [
+            {"role": "user", "content": "Name a river."},
+            {"role": "assistant", "content": "The Rhine."},
+            {"role": "user", "content": "Where does it begin?"},
+        ],
+    },
+    "json": {
+        "temperature": 0.8,
+        "seed": 10,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": _SCHEMA}},
+    },
+}
 
 
 class ClientOutput(NamedTuple):
@@ -76,9 +64,9 @@ class ClientOutput(NamedTuple):
     num_tokens: int
 
 
-def request_body(model: str, prompt: str, max_tokens: int, kind: Kind) -> dict[str, Any]:
+def request_body(model: str, prompt: str, max_tokens: int, kind: str) -> dict[str, Any]:
     """Body of a chat request of this kind. A kind with messages ignores the prompt."""
-    return {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, **kind.fields}
+    return {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, **KINDS[kind]}
 
 
 def ask(client: httpx.Client, url: str, body: Mapping[str, Any]) -> ClientOutput:

@@ -221,10 +221,10 @@ def check_fleet(resolved: ResolvedConfig, join: bool = False) -> None:
     if server.openai:
         require_dynamo()
         check_tool_call_parser(resolved.model)
-    if server.openai and server.discovery == "etcd":
-        check_etcd()
-    if server.openai and not join:
-        choose_ports(server, with_openai=True)
+        if server.discovery == "etcd":
+            check_etcd()
+        if not join:
+            choose_ports(server, with_openai=True)
 
 
 def without_openai(resolved: ResolvedConfig) -> ResolvedConfig:

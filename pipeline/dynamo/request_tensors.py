@@ -27,25 +27,24 @@ from pipeline.gateway.annotations import (
     NUM_DRAFT_TOKENS,
     PREDICTION,
     STATISTICS,
+    STOP_TOKENS,
+    STOP_WORDS,
     STRATEGY,
+    TEXTS,
+    TOKENS,
     TOOLS,
     integer_option,
+    list_option,
     logit_bias_option,
     read_annotations,
     regex_of_choices,
-    stop_tokens_option,
-    stop_words_option,
 )
 from pipeline.triton_models.guide_tensors import guide_tensors, logit_option_tensors
 from pipeline.triton_models.tensors import Array, float_tensor, int_tensor, text_tensor
 
-# Default temperature of the OpenAI API.
-_DEFAULT_TEMPERATURE = 1.0
 _SEEDS = 1 << 64
 # Limit of token ids in an INT32 tensor.
 _TOKENS = 1 << 31
-# The front end ends a request at its first finish reason, so only the gateway, which splits requests, supports n.
-_ONE_CHOICE = "n must be 1 without the gateway (server.gateway.enabled); send the request again with seed + 1"
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
@@ -76,7 +75,8 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
     ids: list[int] = request["token_ids"]
     stop, sampling = request.get("stop_conditions") or {}, request.get("sampling_options") or {}
     if sampling.get("n") not in (None, 1):
-        raise RequestError(_ONE_CHOICE)
+        # The front end ends a request at its first finish reason; the gateway splits requests.
+        raise RequestError("n must be 1 without the gateway (server.gateway.enabled); send the request with seed + 1")
     if not ids:
         raise RequestError("the prompt has no tokens; the OpenAI front end drops the character U+0000")
     if max(ids) >= _TOKENS:
@@ -97,7 +97,7 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         _check_min_tokens(min_tokens, asked, len(ids) - resumed, spec)
         tensors["min_tokens"] = int_tensor(min_tokens)
     # Dynamo stops at those of its own field too, but would show the beginning of a word that spans several tokens.
-    if words := stop_words_option(options) or stop.get("stop"):
+    if words := list_option(options, STOP_WORDS, TEXTS, "texts") or stop.get("stop"):
         tensors["stop_words"] = np.asarray([[word.encode(errors="surrogatepass") for word in words]], np.object_)
     if stop.get("ignore_eos"):
         tensors["end_id"] = int_tensor(-1)
@@ -125,7 +125,7 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         num_remaining_tokens=remaining,
         has_prediction=PREDICTION in tensors,
         returns_statistics=STATISTICS in options,
-        stop_tokens=stop_tokens_option(options),
+        stop_tokens=frozenset(list_option(options, STOP_TOKENS, TOKENS, "token ids")),
         min_tokens=stop.get("min_tokens") or 0,
     )
 
@@ -180,7 +180,7 @@ def _check_min_tokens(min_tokens: int, max_tokens: int | None, num_prompt_tokens
 
 def _sampling(sampling: Mapping[str, Any], num_prompt_tokens: int, spec: WorkerSpec) -> dict[str, Array]:
     temperature = sampling.get("temperature")
-    tensors = {"temperature": float_tensor(_DEFAULT_TEMPERATURE if temperature is None else temperature)}
+    tensors = {"temperature": float_tensor(1.0 if temperature is None else temperature)}  # OpenAI's default
     for name in ("top_p", "min_p", *_PENALTIES):
         if sampling.get(name) is not None:
             tensors[name] = float_tensor(sampling[name])

@@ -10,13 +10,13 @@ from typing import Any
 
 import grpc
 import numpy as np
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from pipeline.errors import EngineError, RequestError, streamed_error
 from pipeline.gateway.spec import TRITON_GRPC_KEY
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.request_ids import unique_id
-from pipeline.triton_grpc import LASTING_CHANNEL, StreamCalls, infer_request, tensors_of
+from pipeline.triton_grpc import TritonGrpc, infer_request, tensors_of
 from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.tensors import Array, text_tensor
 
@@ -49,26 +49,23 @@ class TritonStream:
 
     def __init__(self, url: str, key: str = "") -> None:
         """url: host:port. key: Triton's access key; empty for none."""
-        self._channel = grpc.aio.insecure_channel(url, options=LASTING_CHANNEL)
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._calls = StreamCalls(self._channel, ((TRITON_GRPC_KEY, key),) if key else ())
+        self._triton = TritonGrpc(url, ((TRITON_GRPC_KEY, key),) if key else ())
 
     @property
     def cannot_be_reached(self) -> bool:
         """Whether the last attempt to connect has failed."""
-        return self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        return self._triton.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
     async def is_ready(self) -> bool:
         """Whether all models of the server are ready."""
         try:
-            answer = await self._stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=_READY_S)
+            answer = await self._triton.stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=_READY_S)
             return bool(answer.ready)
         except grpc.aio.AioRpcError:
             return False
 
     async def close(self) -> None:
-        await self._calls.close()
-        await self._channel.close()
+        await self._triton.close()
 
     async def generate(
         self, tensors: Mapping[str, Array], request_id: str, trace: Mapping[str, str]
@@ -82,7 +79,7 @@ class TritonStream:
             tensors = {**tensors, TRACEPARENT: text_tensor(trace[TRACEPARENT])}
         own_id = unique_id(request_id)
         request = infer_request(FRONT_MODEL, own_id, tensors)
-        calls = self._calls.responses(
+        calls = self._triton.responses(
             request, lambda: infer_request(FRONT_MODEL, own_id, _STOP), tuple(trace.items()), _is_last
         )
         failure: Exception | None = None

@@ -50,7 +50,7 @@ REFUSAL = "refusal"
 # ends with it otherwise.
 FAULT = "content_filter"
 _INTEGER = re.compile(r"-?[0-9]{1,10}")
-_TEXTS, _TOKENS = TypeAdapter(list[str]), TypeAdapter(list[NonNegativeInt])
+TEXTS, TOKENS = TypeAdapter(list[str]), TypeAdapter(list[NonNegativeInt])
 _BIASES = TypeAdapter(dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], float])
 
 
@@ -91,19 +91,9 @@ def logit_bias_option(options: Mapping[str, str]) -> dict[int, float]:
     return {int(token): bias for token, bias in biases.items()}
 
 
-def stop_words_option(options: Mapping[str, str]) -> list[str]:
-    """Stop words. Raises RequestError if they are not a JSON list of texts."""
-    return _list_option(options, STOP_WORDS, _TEXTS, "texts")
-
-
-def stop_tokens_option(options: Mapping[str, str]) -> frozenset[int]:
-    """Tokens that end the output. Raises RequestError if they are not a JSON list of token ids."""
-    return frozenset(_list_option(options, STOP_TOKENS, _TOKENS, "token ids"))
-
-
-def _list_option(options: Mapping[str, str], name: str, kind: TypeAdapter[list[T]], items: str) -> list[T]:
-    """The JSON list in an option; empty if the option is absent. items: what it should hold, for the message of
-    RequestError."""
+def list_option(options: Mapping[str, str], name: str, kind: TypeAdapter[list[T]], items: str) -> list[T]:
+    """The JSON list in an option; empty if the option is absent. kind: TEXTS or TOKENS. items: what it holds, for the
+    message of RequestError."""
     if (text := options.get(name)) is None:
         return []
     try:

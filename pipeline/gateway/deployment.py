@@ -10,37 +10,26 @@ from typing import Any
 
 import grpc
 import numpy as np
-from tritonclient.grpc import service_pb2_grpc
 
 from pipeline.gateway.generate_body import STOP, Types
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.spec import TRITON_GRPC_KEY, TRITON_KEY_HEADER, DeploymentSpec, TritonSpec
+from pipeline.gateway.spec import TRITON_GRPC_KEY, TRITON_KEY_HEADER, DeploymentSpec
 from pipeline.gateway.upstream import Upstream
 from pipeline.request_ids import SentId
-from pipeline.triton_grpc import LASTING_CHANNEL, StreamCalls, infer_request
+from pipeline.triton_grpc import TritonGrpc, infer_request
 
 _UNDECIDED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 
 
-@dataclass(frozen=True, slots=True)
-class TritonGrpc:
-    """gRPC access to a Triton server. metadata: sent with every call. streams: streamed calls."""
-
-    channel: grpc.aio.Channel
-    stub: Any
-    metadata: tuple[tuple[str, str], ...]
-    streams: StreamCalls
-
-
 @dataclass(slots=True)
 class Deployment:
-    """Triton servers and the OpenAI front end that uses them. http, grpc: access to each Triton server. known_types:
-    cached datatypes of inputs, by model. num_running: running requests."""
+    """Triton servers and the OpenAI front end that uses them. http, grpc: access to each Triton server. openai: the
+    front end, if there is one. known_types: cached datatypes of inputs, by model. num_running: running requests."""
 
     spec: DeploymentSpec
     http: tuple[Upstream, ...]
     grpc: tuple[TritonGrpc, ...]
-    openai: Upstream | None
+    openai: tuple[Upstream, ...]
     known_types: dict[str, Types] = field(default_factory=dict)
     num_running: int = 0
 
@@ -72,12 +61,11 @@ class Deployment:
         """Stop a request in the background. Asks all servers, because it is not known which one runs the request."""
         if sent_id.suffix:
             for each in self.grpc:
-                each.streams.stop(stop_request(model, sent_id.text))
+                each.stop(stop_request(model, sent_id.text))
 
     async def close(self) -> None:
         for each in self.grpc:
-            await each.streams.close()
-            await each.channel.close()
+            await each.close()
 
 
 class Deployments:
@@ -118,12 +106,6 @@ def create_deployment(spec: DeploymentSpec) -> Deployment:
     return Deployment(
         spec,
         tuple(Upstream(triton.http, {TRITON_KEY_HEADER: triton.key}) for triton in spec.tritons),
-        tuple(map(_grpc_of, spec.tritons)),
-        None if spec.openai_http is None else Upstream(spec.openai_http, {}),
+        tuple(TritonGrpc(triton.grpc, ((TRITON_GRPC_KEY, triton.key),)) for triton in spec.tritons),
+        () if spec.openai_http is None else (Upstream(spec.openai_http, {}),),
     )
-
-
-def _grpc_of(triton: TritonSpec) -> TritonGrpc:
-    channel = grpc.aio.insecure_channel(triton.grpc, options=LASTING_CHANNEL)
-    stub, metadata = service_pb2_grpc.GRPCInferenceServiceStub(channel), ((TRITON_GRPC_KEY, triton.key),)
-    return TritonGrpc(channel, stub, metadata, StreamCalls(channel, metadata))

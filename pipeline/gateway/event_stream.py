@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import pydantic_core
@@ -15,9 +14,8 @@ DATA, END = b"data: ", b"data: [DONE]\n\n"
 _LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\x85\u2028\u2029"}
 
 
-async def events(pieces: AsyncIterator[bytes], max_bytes: float = math.inf) -> AsyncGenerator[bytes, None]:
-    """Yield each server-sent event with its blank line as it arrives, and the bytes after the last one. max_bytes:
-    longest event that is held until it is complete; parts of a longer one are yielded."""
+async def events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yield each server-sent event with its blank line as it arrives, and the bytes after the last one."""
     held = bytearray()
     async for piece in pieces:
         start = max(0, len(held) - 1)
@@ -26,9 +24,6 @@ async def events(pieces: AsyncIterator[bytes], max_bytes: float = math.inf) -> A
             yield bytes(held[:end])
             del held[:end]
             start = 0
-        if len(held) > max_bytes:
-            yield bytes(held)
-            held.clear()
     if held:
         yield bytes(held)
 

@@ -17,9 +17,7 @@ from pipeline.gateway.upstream_errors import refusal_in_event, refusal_of, text_
 from pipeline.request_ids import SentId
 
 _LONGEST_ERROR_BYTES = 1 << 16
-# Longest event that is held until it is complete.
-_LONGEST_EVENT_BYTES = 1 << 20
-_FORWARDED_HEADERS = ("content-type", "content-length", HEADER_LENGTH)
+_FORWARDED_HEADERS = ("content-type", HEADER_LENGTH)
 
 
 @asynccontextmanager
@@ -67,36 +65,27 @@ async def forward(
 
 
 async def _forward_response(response: Response, request_id: str, answer: ResponseWriter, sent_id: SentId) -> None:
-    """Forward a response."""
     status, chunks = response.status, response.chunks
     if status >= 400:
         raise refusal_of(status, text_of_body(await start_of(chunks)), request_id)
     headers = {name: response.headers[name] for name in _FORWARDED_HEADERS if name in response.headers}
     if headers.get("content-type", "").startswith("text/event-stream"):
-        async with aclosing(events(chunks, _LONGEST_EVENT_BYTES)) as found:
+        async with aclosing(events(chunks)) as found:
             async for event in found:
                 if (refusal := refusal_in_event(event, request_id)) is not None:
                     raise refusal
-                await answer.start_stream(status)
+                await answer.start_stream()
                 await answer.piece(as_one_line(sent_id.as_chosen(event)))
         await answer.end()
         return
-    first = await anext(chunks, b"")
-    if first.startswith(b'{"error"'):  # Triton sends some errors with status 200
-        raise refusal_of(400, text_of_body(first + await start_of(chunks)), request_id)
-    if sent_id.differs:
-        body = first + b"".join([chunk async for chunk in chunks])
-        length = int(headers.get(HEADER_LENGTH, len(body)))
-        value = sent_id.as_chosen(body[:length])
-        if HEADER_LENGTH in headers:
-            headers[HEADER_LENGTH] = str(len(value))
-        await answer.send(value + body[length:], headers, status)  # the data of tensors stay as they are
-        return
-    await answer.start(status, headers)
-    await answer.piece(first)
-    async for chunk in chunks:
-        await answer.piece(chunk)
-    await answer.end()
+    body = b"".join([chunk async for chunk in chunks])
+    if body.startswith(b'{"error"'):  # Triton sends some errors with status 200
+        raise refusal_of(400, text_of_body(body), request_id)
+    length = int(headers.get(HEADER_LENGTH, len(body)))
+    value = sent_id.as_chosen(body[:length])
+    if HEADER_LENGTH in headers:
+        headers[HEADER_LENGTH] = str(len(value))
+    await answer.send(value + body[length:], headers, status)  # the data of tensors stay as they are
 
 
 async def start_of(chunks: AsyncIterator[bytes]) -> bytes:

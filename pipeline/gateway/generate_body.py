@@ -46,12 +46,14 @@ def checked_generate(body: bytes, tenant: Tenant, types: Types) -> Checked:
     value = _with_parameters(parse_json(body), types)
     check_tensor_types(value, types)
     sent_id = sent_id_of(value, tenant, is_unique=NAMESPACE in types and STOP not in value)
+    namespace = ""
     if NAMESPACE in types:
-        value = with_namespace(value, tenant)
-    value = with_sent_id(value, sent_id)
+        if not isinstance(asked := single(value.get(NAMESPACE, "")), str):
+            raise Refusal(400, "namespace must be a string")
+        namespace = value[NAMESPACE] = tenant.namespace(asked)
     max_tokens, num_choices = (positive(single(value.get(name))) for name in (MAX_TOKENS, NUM_CHOICES))
-    namespace = value[NAMESPACE] if NAMESPACE in types else ""
-    return Checked(write_json(value), None, max_tokens, num_choices or 1, sent_id, namespace)
+    body = write_json(with_sent_id(value, sent_id))
+    return Checked(body, None, max_tokens, num_choices or 1, sent_id, namespace)
 
 
 def _with_parameters(value: Json, types: Types) -> Json:
@@ -80,15 +82,6 @@ def sent_id_of(value: Json, tenant: Tenant, is_unique: bool) -> SentId:
 def with_sent_id(value: Json, sent_id: SentId) -> Json:
     """The request with the id to send, if it has one."""
     return value | {ID: sent_id.text} if sent_id.text else value
-
-
-def with_namespace(value: Json, tenant: Tenant) -> Json:
-    """The request with the tenant's namespace. Raises Refusal (400) if the client's is no string, or as
-    `Tenant.namespace` does."""
-    asked = single(value.get(NAMESPACE, ""))
-    if not isinstance(asked, str):
-        raise Refusal(400, "namespace must be a string")
-    return value | {NAMESPACE: tenant.namespace(asked)}
 
 
 def single(value: Any) -> Any:

@@ -182,7 +182,7 @@ class GrpcGateway:
         stop_of = self._stop_of(request, deployment)
         try:
             with anyio.fail_after(longest_s):
-                async with aclosing(triton.streams.responses(request, stop_of)) as answers:
+                async with aclosing(triton.responses(request, stop_of)) as answers:
                     async for answer in answers:
                         if answer.error_message:
                             answer.error_message = refusal_of(400, answer.error_message, secrets.token_hex(16)).sentence

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 
 from pipeline.gateway.generate_body import MAX_TOKENS, NAMESPACE, NUM_CHOICES, positive
-from pipeline.gateway.infer_body import bytes_element, refuse_parameters, refuse_shape
+from pipeline.gateway.infer_body import as_text, bytes_element, refuse_parameters, refuse_shape
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
 from pipeline.request_ids import SentId
@@ -61,38 +61,26 @@ def _integer(request: Any, index: int, is_raw: bool) -> int | None:
 
 
 def _set_namespace(request: Any, tenant: Tenant, index: int | None, is_raw: bool) -> str:
-    """Set the tenant's namespace, and return it."""
+    """Set the tenant's namespace, and return it. index: of the client's namespace, which it replaces."""
     namespace = tenant.namespace("" if index is None else _text(request, index, is_raw))
-    value = namespace.encode()
-    if index is None:
-        tensor = request.inputs.add(name=NAMESPACE)
+    if index is not None:
+        del request.inputs[index]
         if is_raw:
-            request.raw_input_contents.append(b"")
-            index = len(request.inputs) - 1
-    else:
-        tensor = request.inputs[index]
-    tensor.ClearField("contents")
-    tensor.datatype = "BYTES"
-    tensor.shape[:] = [1, 1]
+            del request.raw_input_contents[index]
+    tensor, value = request.inputs.add(name=NAMESPACE, datatype="BYTES", shape=[1, 1]), namespace.encode()
     if is_raw:
-        assert index is not None, "set above"
-        request.raw_input_contents[index] = len(value).to_bytes(4, "little") + value
+        request.raw_input_contents.append(len(value).to_bytes(4, "little") + value)
     else:
-        tensor.contents.bytes_contents[:] = [value]
+        tensor.contents.bytes_contents.append(value)
     return namespace
 
 
 def _text(request: Any, index: int, is_raw: bool) -> str:
-    text: str | None = None
     if is_raw:
         text = bytes_element(request.raw_input_contents[index])
     else:
         values = request.inputs[index].contents.bytes_contents
-        if len(values) == 1:
-            try:
-                text = values[0].decode()
-            except UnicodeDecodeError:
-                text = None
+        text = as_text(values[0]) if len(values) == 1 else None
     if text is None:
         raise Refusal(400, "namespace must hold one string of UTF-8")
     return text

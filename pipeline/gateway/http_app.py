@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from pipeline.errors import RequestError
 from pipeline.gateway.bodies import BodyReader, Disconnected, parse_json, write_json
 from pipeline.gateway.deployment import Deployment, Deployments
 from pipeline.gateway.forward import forward
@@ -23,7 +24,7 @@ from pipeline.gateway.infer_body import checked_infer
 from pipeline.gateway.metrics_page import metrics_page
 from pipeline.gateway.openai_body import CheckedChoices, checked_openai, checked_responses
 from pipeline.gateway.openai_fields import Endpoint
-from pipeline.gateway.openai_output import ChoicesOutput, Output, forward_openai
+from pipeline.gateway.openai_output import ChoicesOutput, forward_openai
 from pipeline.gateway.openapi_page import PAGE
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.request_headers import key_of, session_headers, timeout_of, trace_headers
@@ -56,8 +57,9 @@ Act = Callable[[Request, ResponseWriter], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """ASGI application of one path. style: format of errors. act: sends the response, or raises Refusal. methods:
-    allowed HTTP methods; all if empty. They are checked here, because starlette refuses others in plain text."""
+    """ASGI application of one path. style: format of errors. act: sends the response, or raises Refusal, or
+    RequestError for status 400. methods: allowed HTTP methods; all if empty. They are checked here, because starlette
+    refuses others in plain text."""
 
     style: Style
     act: Act
@@ -72,6 +74,8 @@ class Handler:
             await self.act(Request(scope, receive), answer)
         except Refusal as refusal:
             await answer.refuse(refusal)
+        except RequestError as error:
+            await answer.refuse(Refusal(400, str(error)))
         except Disconnected:
             pass
         except Exception:  # a bug of the gateway
@@ -132,7 +136,7 @@ class HttpGateway:
         """Readiness of the front end and of any Triton server: its workers use each that is ready."""
         deployment = self._deployments.current
         if (status := await self._triton_status(deployment)) == 200:
-            status = await self._status([_openai(deployment)], f"/v1/models/{deployment.spec.model}")
+            status = await self._status(deployment.openai, f"/v1/models/{deployment.spec.model}")
             status = 503 if status == 404 else status  # no worker yet
         await answer.send(b"", {}, status)
 
@@ -230,7 +234,7 @@ class HttpGateway:
             tenant.use(checked.namespace)
             requests = [
                 FrontEndRequest(
-                    targets=[_openai(deployment)],
+                    targets=deployment.openai,
                     method="POST",
                     path=_PATHS[checked.endpoint],
                     body=choice,
@@ -250,10 +254,8 @@ class HttpGateway:
                 refusal = await refusal_of_prompt(self._transport, renderer, longest)
                 if refusal is not None and refusal.code == TOO_LONG_CODE:
                     raise refusal
-            if checked.response_head is None:
-                output: Output = ChoicesOutput(answer, checked)
-            else:
-                output = ResponsesOutput(answer, checked.response_head, checked.rewrites, checked.is_whole)
+            head = checked.response_head
+            output = ChoicesOutput(answer, checked) if head is None else ResponsesOutput(answer, head, checked)
             await forward_openai(self._transport, requests, request.receive, output, deployment.spec.max_open_requests)
 
     async def _models(self, request: Request, answer: ResponseWriter) -> None:
@@ -262,7 +264,7 @@ class HttpGateway:
         if not all(_NAME.fullmatch(name) for name in names):
             raise unknown_model("/".join(names))
         deployment, name = self._deployments.current, "/".join(names)
-        status, body = await self._ask([_openai(deployment)], "/".join(["/v1/models", *names]))
+        status, body = await self._ask(deployment.openai, "/".join(["/v1/models", *names]))
         if status == 404:  # without a worker, the front end has no model
             raise unavailable() if name == deployment.spec.model else unknown_model(name)
         if status >= 400:
@@ -288,13 +290,6 @@ def _path(request: Request, deployment: Deployment) -> str:
     if version is not None and not (version.isascii() and version.isdecimal() and len(version) < 10):
         raise Refusal(404, f"the version of a model is {version[:20]!r}; it must be a number")
     return str(request.scope["path"]).removesuffix("\n")  # a route's pattern also matches before a line end
-
-
-def _openai(deployment: Deployment) -> Upstream:
-    """The OpenAI front end. Raises Refusal (503) if the deployment has none."""
-    if deployment.openai is None:
-        raise unavailable()
-    return deployment.openai
 
 
 async def _not_found(request: Request, answer: ResponseWriter) -> None:

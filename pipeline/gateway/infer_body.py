@@ -151,9 +151,13 @@ def _text(tensor: Json, block: bytes | None) -> str:
 
 def bytes_element(block: bytes) -> str | None:
     """The single string in the data of a BYTES tensor: its length in 4 bytes, then UTF-8. None for other data."""
-    if len(block) < 4 or int.from_bytes(block[:4], "little") != len(block) - 4:
-        return None
+    is_one = len(block) >= 4 and int.from_bytes(block[:4], "little") == len(block) - 4
+    return as_text(block[4:]) if is_one else None
+
+
+def as_text(data: bytes) -> str | None:
+    """The text in UTF-8; None for other data."""
     try:
-        return block[4:].decode()
+        return data.decode()
     except UnicodeDecodeError:
         return None

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.errors import RequestError
 from pipeline.gateway.annotations import NAMESPACE, annotation
 from pipeline.gateway.bodies import Json, parse_json, write_json
 from pipeline.gateway.generate_body import positive
@@ -52,18 +51,15 @@ def checked_openai(
     endpoint: Endpoint, body: bytes, tenant: Tenant, tool_call_parser: str | None = None
 ) -> CheckedChoices:
     """Check a request and set the tenant's namespace. A client chooses a namespace with the annotation "namespace:NAME"
-    in `nvext.annotations`, or with `cache_salt`. tool_call_parser: see `for_front_end`. Raises Refusal (400)."""
+    in `nvext.annotations`, or with `cache_salt`. tool_call_parser: see `for_front_end`. Raises Refusal or
+    RequestError."""
     return _checked(endpoint, parse_json(body), len(body), tenant, tool_call_parser)
 
 
 def checked_responses(body: bytes, tenant: Tenant, tool_call_parser: str | None = None) -> CheckedChoices:
     """As `checked_openai`, for the Responses API: a request is forwarded as one of the chat API."""
     value = parse_json(body)
-    try:
-        chat = chat_request(value)
-    except RequestError as error:
-        raise Refusal(400, str(error)) from error
-    checked = _checked("chat", chat, len(body), tenant, tool_call_parser)
+    checked = _checked("chat", chat_request(value), len(body), tenant, tool_call_parser)
     return checked._replace(response_head=response_head(value))
 
 
@@ -73,10 +69,7 @@ def _checked(
     """num_bytes: of the client's request."""
     num_choices = _num_choices(value.pop("n", None))
     max_tokens = positive(value.get("max_completion_tokens")) or positive(value.get("max_tokens"))
-    try:
-        sent = for_front_end(value, endpoint, tool_call_parser)
-    except RequestError as error:
-        raise Refusal(400, str(error)) from error
+    sent = for_front_end(value, endpoint, tool_call_parser)
     extension = sent["nvext"]
     annotations: list[str] = extension["annotations"]
     # Both are removed, because the worker uses this field of Dynamo if there is no annotation.

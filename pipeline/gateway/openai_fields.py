@@ -13,21 +13,16 @@ structured_outputs                         converted: vLLM's newer form of guide
 tools, tool_choice, parallel_tool_calls    copied: they become a guide, so that the output has valid calls
 max_tokens, max_completion_tokens          copied: the worker counts the earlier tokens of a migrated request
 a tool_choice of allowed_tools             converted to the allowed tools and their mode: the front end refuses it
-echo, best_of, suffix, include_stop_str_in_output, prompt_logprobs, prompt_embeds, audio, web_search_options,
-allowed_token_ids, bad_words_token_ids, guided_whitespace_pattern, a detokenize of false, modalities and message
-parts other than text, top_logprobs without logprobs
-                                           refused: front end or worker ignore them
-a message without parts                    refused: the front end fails with status 500
 a part of type refusal                     becomes a text: chat templates cannot read it
 stream_options without include_usage       completed: the front end requires it
 top_logprobs of 0                          removed: the front end would return no log probabilities at all
 nvext.greed_sampling                       becomes a temperature of 0: the front end drops the temperature, and the
                                            default would be 1
-nvext.use_raw_prompt, nvext.max_thinking_tokens, nvext.metadata_upload
-                                           refused: front end or worker ignore them
 a field of null, user, safety_identifier, prompt_cache_key, prompt_cache_retention
                                            removed: without effect on the output, and the front end refuses them, or an
                                            empty user
+
+Other fields are refused that front end or worker would ignore, see `_refuse_unsupported`.
 """
 
 from __future__ import annotations

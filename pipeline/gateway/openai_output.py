@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 
@@ -17,6 +17,7 @@ from pipeline.gateway.front_end import FrontEndRequest, chunks_of
 from pipeline.gateway.openai_body import CheckedChoices
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import JSON, ResponseWriter
+from pipeline.gateway.responses_output import ResponsesOutput
 from pipeline.gateway.upstream import Transport
 
 _EXTENSION = "nvext"
@@ -24,21 +25,11 @@ _EXTENSION = "nvext"
 _NUM_CONCURRENT = 32
 
 
-class Output(Protocol):
-    """Sends the response to the client."""
-
-    async def add(self, number: int, chunk: Json | bytes) -> None:
-        """Add a chunk of a choice, or an event without JSON."""
-
-    async def finish(self) -> None:
-        """End the response after the end of all choices."""
-
-
 async def forward_openai(
     transport: Transport,
     requests: Sequence[FrontEndRequest],
     receive: Receive,
-    output: Output,
+    output: ChoicesOutput | ResponsesOutput,
     max_open: int,
 ) -> None:
     """Forward the requests of all choices and send the response. If one request fails or the client disconnects, cancel

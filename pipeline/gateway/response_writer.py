@@ -32,11 +32,11 @@ class ResponseWriter:
         pairs = [(name.encode(), value.encode("latin-1")) for name, value in {**headers, **self._headers}.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 
-    async def start_stream(self, status: int = 200) -> None:
+    async def start_stream(self) -> None:
         """Begin a stream whose pieces consist of complete server-sent events, unless it has begun."""
         if not self._started:
             self._is_stream = True
-            await self.start(status, _STREAM_HEADERS)
+            await self.start(200, _STREAM_HEADERS)
 
     async def piece(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.gateway.bodies import Json, write_json
 from pipeline.gateway.event_stream import event_of
+from pipeline.gateway.openai_body import CheckedChoices
 from pipeline.gateway.response_writer import JSON, ResponseWriter
-from pipeline.gateway.rewriting import Rewrite
 
 # Members of a chunk that the response has, too: draft statistics.
 _EXTENSIONS = ("nvext", "metrics")
 
 
 class ResponsesOutput:
-    """Sends one response to the client. head: see `responses_request.response_head`. rewrites: changes to the chunks of
-    the chat. is_whole: whether the client requests a whole response; otherwise it gets the events."""
+    """Sends one response to the client, whole or as events. head: see `responses_request.response_head`."""
 
-    def __init__(self, answer: ResponseWriter, head: Json, rewrites: Sequence[Rewrite], is_whole: bool) -> None:
+    def __init__(self, answer: ResponseWriter, head: Json, checked: CheckedChoices) -> None:
         self._answer = answer
-        self._rewrites = rewrites
-        self._is_whole = is_whole
+        self._rewrites, self._is_whole = checked.rewrites, checked.is_whole
         self._events = ResponseEvents(head)
 
     async def add(self, number: int, chunk: Json | bytes) -> None:
@@ -31,13 +29,13 @@ class ResponsesOutput:
             return
         for rewrite in self._rewrites:
             chunk = rewrite(chunk)
-        if (events := self._events.of(chunk)) and not self._is_whole:
+        if (events := b"".join(self._events.of(chunk))) and not self._is_whole:
             await self._answer.start_stream()
             await self._answer.piece(events)
 
     async def finish(self) -> None:
         """End the response after the end of the chat."""
-        events = self._events.last()
+        events = b"".join(self._events.last())
         if self._is_whole:
             await self._answer.send(write_json(self._events.response), JSON)
         else:
@@ -46,7 +44,7 @@ class ResponsesOutput:
 
 
 class ResponseEvents:
-    """The events of one response as bytes, and the response so far."""
+    """The server-sent events of one response, and the response so far."""
 
     def __init__(self, head: Json) -> None:
         self.response: Json = {**head, "status": "in_progress", "error": None, "incomplete_details": None, "output": []}
@@ -55,15 +53,8 @@ class ResponseEvents:
         self._call: int | None = None
         self._finish_reason: str | None = None
 
-    def of(self, chunk: Json) -> bytes:
+    def of(self, chunk: Json) -> Iterator[bytes]:
         """The events of a chunk of the chat."""
-        return b"".join(self._of(chunk))
-
-    def last(self) -> bytes:
-        """The events after the last chunk."""
-        return b"".join(self._last())
-
-    def _of(self, chunk: Json) -> Iterator[bytes]:
         if "id" not in self.response:
             number = str(chunk["id"]).partition("-")[2].replace("-", "")
             self.response |= {"id": f"resp_{number}", "created_at": chunk["created"], "usage": None}
@@ -105,7 +96,8 @@ class ResponseEvents:
             self.response["output"][-1]["arguments"] += text
             yield self._of_item("function_call_arguments.delta", delta=text)
 
-    def _last(self) -> Iterator[bytes]:
+    def last(self) -> Iterator[bytes]:
+        """The events after the last chunk."""
         is_cut = self._finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
         yield from self._close(status)

@@ -9,11 +9,9 @@ top_logprobs, include                      become logprobs and top_logprobs
 reasoning.effort                           becomes reasoning_effort, which chat templates can read
 store, metadata, service_tier, stream_options, truncation of "disabled", reasoning items
                                            removed: without effect on the output
-previous_response_id, conversation, prompt, background, max_tool_calls, text.verbosity, tools other than functions
-                                           refused: the server stores no responses and runs no tools
-fields of the chat API that these replace  refused
 
-Other fields stay as they are, and `openai_fields` treats them as those of the chat API.
+Fields in _REFUSED are refused, and those of the chat API in _OF_CHAT. Other fields stay as they are, and
+`openai_fields` treats them as those of the chat API.
 """
 
 from __future__ import annotations

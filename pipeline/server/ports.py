@@ -38,15 +38,13 @@ def choose_ports(server: ServerConfig, with_openai: bool = False) -> tuple[Ports
     with_openai: whether the OpenAI API uses its port; else it gets a free one. Raises ServerError as `bind_ports`
     does."""
     asked = {"http_port": server.http_port, "grpc_port": server.grpc_port, "metrics_port": server.metrics_port}
-    openai = {"openai_port": server.openai_port if with_openai else 0}
-    if not server.gateway.enabled:
-        *triton, api = bind_ports(server.host, asked | openai).values()
-        return Ports(*triton), listening_of(server, Ports(*triton), None), OpenAIPorts(api, api)
-    # One call, so that all ports differ.
-    inner = {"inner HTTP port": 0, "inner gRPC port": 0, "inner metrics port": 0, "inner OpenAI port": 0}
-    chosen = list(bind_ports(server.host, asked | openai | inner).values())
-    listening = listening_of(server, Ports(*chosen[4:7]), secrets.token_hex(16))
-    return Ports(*chosen[:3]), listening, OpenAIPorts(chosen[3], chosen[7])
+    asked["openai_port"] = server.openai_port if with_openai else 0
+    if server.gateway.enabled:  # one call, so that all ports differ
+        asked |= dict.fromkeys(("inner HTTP port", "inner gRPC port", "inner metrics port", "inner OpenAI port"), 0)
+    chosen = list(bind_ports(server.host, asked).values())
+    public, inner = chosen[:4], chosen[-4:]
+    key = secrets.token_hex(16) if server.gateway.enabled else None
+    return Ports(*public[:3]), listening_of(server, Ports(*inner[:3]), key), OpenAIPorts(public[3], inner[3])
 
 
 def listening_of(server: ServerConfig, ports: Ports, key: str | None) -> Listening:

@@ -12,7 +12,7 @@ from functools import partial
 
 import grpc
 
-from pipeline.triton_grpc import LASTING_CHANNEL, StreamCalls, infer_request, tensors_of
+from pipeline.triton_grpc import TritonGrpc, infer_request, tensors_of
 from pipeline.triton_models.model_calls import ModelCaller
 from pipeline.triton_models.own_server import GrpcAddress, own_address
 from pipeline.triton_models.python_backend import CallResponses, refusal
@@ -32,8 +32,7 @@ class StreamingCaller(ModelCaller):
         super().__init__(model, stop, kept)
         self._find_address = find_address
         self._address: GrpcAddress | None = None
-        self._channel: grpc.aio.Channel | None = None
-        self._calls: StreamCalls | None = None
+        self._server: TritonGrpc | None = None
 
     def connect(self) -> None:
         """Find the server's gRPC interface, which `stream` needs. Raises ServerError if there is no usable one."""
@@ -45,14 +44,13 @@ class StreamingCaller(ModelCaller):
         """Yield the outputs of each response as it arrives. Closing the generator early stops the request. Raises
         as `ModelCaller.call` does."""
         assert self._address is not None, "call connect first"
-        if self._calls is None:  # a channel belongs to the event loop that opens it
-            self._channel = grpc.aio.insecure_channel(self._address.url, options=LASTING_CHANNEL)
-            self._calls = StreamCalls(self._channel, tuple(self._address.headers.items()))
+        if self._server is None:  # it belongs to the event loop that creates it
+            self._server = TritonGrpc(self._address.url, tuple(self._address.headers.items()))
         request = infer_request(self._model, request_id, tensors, outputs)
         stop_of = partial(infer_request, self._model, request_id, self._stop, outputs)
         failure = None
         try:
-            async with aclosing(self._calls.responses(request, stop_of)) as responses:
+            async with aclosing(self._server.responses(request, stop_of)) as responses:
                 async for response in responses:
                     if response.error_message:
                         failure = refusal(response.error_message)
@@ -65,6 +63,5 @@ class StreamingCaller(ModelCaller):
             raise failure
 
     async def close(self) -> None:
-        if self._calls is not None and self._channel is not None:
-            await self._calls.close()
-            await self._channel.close()
+        if self._server is not None:
+            await self._server.close()

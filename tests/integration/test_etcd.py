@@ -72,7 +72,7 @@ class Machines:
                     if found == self.expected[number]:
                         num_right[0] += 1
                     else:
-                        wrong.append(f"{KINDS[number].name}: {found} instead of {self.expected[number]}")
+                        wrong.append(f"{[*KINDS][number]}: {found} instead of {self.expected[number]}")
 
         clients = [threading.Thread(target=client_loop, args=(number,)) for number in range(4)]
         for client in clients:

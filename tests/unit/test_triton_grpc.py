@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline import triton_grpc
-from pipeline.triton_grpc import StreamCalls, infer_request, tensors_of
+from pipeline.triton_grpc import TritonGrpc, infer_request, tensors_of
 from tests.logs import Logs
 from tests.unit.triton_stand_in import response
 
@@ -51,17 +51,28 @@ class Channel:
     def unary_stream(self, method: str, **options: Any) -> Callable[..., SilentCall]:
         return self._begun
 
+    unary_unary = stream_stream = unary_stream
+
+    async def close(self) -> None:
+        pass
+
     def _begun(self, request: str, **options: Any) -> SilentCall:
         if request == "stop":
             raise RuntimeError("the model is gone")
         return self._call
 
 
+def calls_to(call: SilentCall) -> TritonGrpc:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_grpc.grpc.aio, "insecure_channel", lambda address, options: Channel(call))
+        return TritonGrpc("host:1")
+
+
 def leave(call: SilentCall) -> None:
     """Read a call until the reader is cancelled, and wait until its request has been abandoned."""
 
     async def run() -> None:
-        calls = StreamCalls(Channel(call))
+        calls = calls_to(call)
 
         async def read() -> None:
             async for _ in calls.responses("request", lambda: "stop"):
@@ -83,20 +94,17 @@ def test_a_call_whose_request_cannot_be_stopped_is_cancelled() -> None:
     assert call.is_cancelled
 
 
-def test_a_request_without_a_stop_is_cancelled_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_without_a_stop_is_cancelled_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_grpc, "LEAVE_S", 0.05)
     call = SilentCall()
 
-    async def run() -> None:
-        calls = StreamCalls(Channel(call))
-        answers = calls.responses("request")
-        reader = asyncio.ensure_future(anext(answers))
-        await asyncio.sleep(0.01)
-        reader.cancel()
-        await asyncio.wait([reader])
-        await calls.close()
-
-    asyncio.run(run())
+    calls = calls_to(call)
+    answers = calls.responses("request")
+    reader = asyncio.ensure_future(anext(answers))
+    await asyncio.sleep(0.01)
+    reader.cancel()
+    await asyncio.wait([reader])
+    await calls.close()
     assert call.is_cancelled
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,16 +26,16 @@ ERRORS = [(RequestError("why"), 400), (BusyError("busy: why"), 503), (RuntimeErr
 
 
 class Servers:
-    """Answers with some tokens, and then with an error."""
+    """Responds with chunks, and then raises an error, if there is one."""
 
-    def __init__(self, num_tokens: int, error: Exception) -> None:
-        self.num_tokens = num_tokens
-        self.error = error
+    def __init__(self, chunks: Sequence[TokenChunk], error: Exception | None = None) -> None:
+        self.chunks, self.error = chunks, error
 
     async def generate(self, *_: object) -> AsyncGenerator[TokenChunk, None]:
-        for number in range(self.num_tokens):
-            yield TokenChunk([number])
-        raise self.error
+        for chunk in self.chunks:
+            yield chunk
+        if self.error is not None:
+            raise self.error
 
 
 class Context:
@@ -48,13 +48,22 @@ class Context:
         return False
 
 
-def ask(num_tokens: int, error: Exception, **fields: Any) -> list[Any]:
+async def chunks_of(servers: Any, asked: dict[str, Any], **spec: Any) -> AsyncGenerator[Any, None]:
+    worker = TritonEngine(SPEC.model_copy(update=spec))
+    worker._servers, worker._decode = servers, chr  # type: ignore[method-assign]
+    async for chunk in worker.generate(asked, Context()):  # type: ignore[arg-type]
+        yield chunk
+
+
+def answered(servers: Servers, asked: dict[str, Any]) -> list[Any]:
     async def work() -> list[Any]:
-        worker = TritonEngine(SPEC)
-        worker._servers = Servers(num_tokens, error)  # type: ignore[assignment]
-        return [chunk async for chunk in worker.generate(request(**fields), Context())]  # type: ignore[arg-type]
+        return [chunk async for chunk in chunks_of(servers, asked)]
 
     return asyncio.run(work())
+
+
+def ask(num_tokens: int, error: Exception, **fields: Any) -> list[Any]:
+    return answered(Servers([TokenChunk([number]) for number in range(num_tokens)], error), request(**fields))
 
 
 @pytest.mark.parametrize("num_tokens", [0, 3])
@@ -105,9 +114,7 @@ def test_a_request_that_waits_sends_heartbeats_to_another_machine(monkeypatch):
                     await asyncio.wait_for(has_beaten.wait(), PATIENCE_S if has_other_machines else 0.1)
                 yield TokenChunk([1], "length")
 
-        worker = TritonEngine(SPEC.model_copy(update={"has_other_machines": has_other_machines}))
-        worker._servers = Slow()  # type: ignore[assignment]
-        async for chunk in worker.generate(request(), Context()):  # type: ignore[arg-type]
+        async for chunk in chunks_of(Slow(), request(), has_other_machines=has_other_machines):
             found.append(chunk)
             has_beaten.set()
         return found
@@ -133,19 +140,14 @@ def test_a_request_that_waits_sends_heartbeats_to_another_machine(monkeypatch):
 def test_an_output_ends_before_a_stop_token(stop_tokens, more, expected):
     """The front end would count the later tokens of its chunk in the usage."""
 
-    class Chunks:
-        async def generate(self, *_: object) -> AsyncGenerator[TokenChunk, None]:
-            yield TokenChunk([1, 2], log_probs=(-1.0, -2.0))
-            yield TokenChunk([3, 4, 5, 6], log_probs=(-3.0, -4.0, -5.0, -6.0))
-            yield TokenChunk([7], "length", {}, (-7.0,))
+    chunks = [
+        TokenChunk([1, 2], log_probs=(-1.0, -2.0)),
+        TokenChunk([3, 4, 5, 6], log_probs=(-3.0, -4.0, -5.0, -6.0)),
+        TokenChunk([7], "length", {}, (-7.0,)),
+    ]
+    asked = request(None, more, None, f"stop_token_ids:{json.dumps(stop_tokens)}", output_options={"logprobs": 0})
 
-    async def chunks() -> list[Any]:
-        worker = TritonEngine(SPEC)
-        worker._servers = Chunks()  # type: ignore[assignment]
-        asked = request(None, more, None, f"stop_token_ids:{json.dumps(stop_tokens)}", output_options={"logprobs": 0})
-        return [chunk async for chunk in worker.generate(asked, Context())]  # type: ignore[arg-type]
-
-    found = asyncio.run(chunks())
+    found = answered(Servers(chunks), asked)
 
     assert [chunk["token_ids"] for chunk in found] == expected
     assert [chunk.get("log_probs", []) for chunk in found] == [[-float(t) for t in tokens] for tokens in expected]
@@ -156,17 +158,9 @@ def test_an_output_ends_before_a_stop_token(stop_tokens, more, expected):
 def test_an_end_token_has_no_log_probability(top):
     """A client would see an entry with an empty text and the log probability 0, if the token comes with others."""
 
-    class Chunks:
-        async def generate(self, *_: object) -> AsyncGenerator[TokenChunk, None]:
-            yield TokenChunk([3, 4, 2], "end_token", {}, (-1.0, -2.0), top)
+    servers = Servers([TokenChunk([3, 4, 2], "end_token", {}, (-1.0, -2.0), top)])
 
-    async def chunks() -> list[Any]:
-        worker = TritonEngine(SPEC)
-        worker._servers = Chunks()  # type: ignore[assignment]
-        worker._decode = chr  # type: ignore[method-assign]
-        return [chunk async for chunk in worker.generate(request(output_options={"logprobs": len(top)}), Context())]  # type: ignore[arg-type]
-
-    tokens, end = asyncio.run(chunks())
+    tokens, end = answered(servers, request(output_options={"logprobs": len(top)}))
 
     assert (tokens["token_ids"], tokens["log_probs"], len(tokens.get("top_logprobs", []))) == (
         [3, 4],
@@ -178,18 +172,15 @@ def test_an_end_token_has_no_log_probability(top):
     assert not {"log_probs", "top_logprobs"} & set(end)
 
 
-def test_a_worker_lists_its_lease_of_etcd_for_its_guard(tmp_path, monkeypatch):
+async def test_a_worker_lists_its_lease_of_etcd_for_its_guard(tmp_path, monkeypatch):
     monkeypatch.delenv(FILE_KV, raising=False)
     monkeypatch.setenv(ETCD_ENDPOINTS, "http://a:1,http://b:2")
 
-    async def start() -> None:
-        async with serving() as (_, url):
-            spec = {"triton_urls": (url,), "discovery": "etcd", "entries_path": str(tmp_path / "entries")}
-            worker = TritonEngine(SPEC.model_copy(update=spec))
-            await worker.start(7)
-            await worker.cleanup()
-
-    asyncio.run(start())
+    async with serving() as (_, url):
+        spec = {"triton_urls": (url,), "discovery": "etcd", "entries_path": str(tmp_path / "entries")}
+        worker = TritonEngine(SPEC.model_copy(update=spec))
+        await worker.start(7)
+        await worker.cleanup()
     assert (tmp_path / "entries").read_text() == "".join(
         f'{url}/v3/lease/revoke {{"ID": "7"}}\n' for url in ("http://a:1", "http://b:2")
     )
@@ -211,7 +202,7 @@ def test_a_worker_publishes_its_membership(monkeypatch):
     assert published[HAS_FRONT_END] is SPEC.has_front_end
 
 
-def test_a_worker_starts_without_its_own_server_if_another_one_is_ready(monkeypatch):
+async def test_a_worker_starts_without_its_own_server_if_another_one_is_ready(monkeypatch):
     monkeypatch.delenv(FILE_KV, raising=False)
 
     async def start(*urls: str, timeout_s: float = PATIENCE_S) -> str | None:
@@ -221,10 +212,7 @@ def test_a_worker_starts_without_its_own_server_if_another_one_is_ready(monkeypa
         finally:
             await worker.cleanup()
 
-    async def work() -> None:
-        async with serving() as (_, url):
-            assert await start("127.0.0.1:1", url) == SPEC.model
-        with pytest.raises(ServerError, match=r"Triton at 127.0.0.1:1, 127.0.0.1:2 was not ready"):
-            await start("127.0.0.1:1", "127.0.0.1:2", timeout_s=0.1)
-
-    asyncio.run(work())
+    async with serving() as (_, url):
+        assert await start("127.0.0.1:1", url) == SPEC.model
+    with pytest.raises(ServerError, match=r"Triton at 127.0.0.1:1, 127.0.0.1:2 was not ready"):
+        await start("127.0.0.1:1", "127.0.0.1:2", timeout_s=0.1)

@@ -15,7 +15,7 @@ from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo import services
 from pipeline.dynamo.engine import _HEARTBEAT_S, TritonEngine
-from pipeline.dynamo.fleet import check_fleet, openai_url, without_openai
+from pipeline.dynamo.fleet import check_fleet, without_openai
 from pipeline.dynamo.services import front_end_service, require_dynamo, worker_service
 from pipeline.dynamo.spec import DYNAMO_NAMESPACE, RPC_HOST, TRITON_KEYS, Membership, WorkerSpec
 from pipeline.errors import ConfigError, ServerError
@@ -227,7 +227,3 @@ def test_the_first_replica_has_the_run_folder_itself():
 def test_a_folder_with_another_name_is_no_replica(tmp_path):
     (tmp_path / "replica-x").mkdir()
     assert find_replicas(tmp_path) == {}
-
-
-def test_no_front_end_has_no_url(tmp_path):
-    assert openai_url(tmp_path) is None

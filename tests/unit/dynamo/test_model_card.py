@@ -33,7 +33,7 @@ def artifact(where: Folders) -> Artifact:
 def with_template(artifact: Artifact, folder: Path, template: str) -> Artifact:
     """A copy of the engine's small files with this chat template and a config.json without a class name."""
     for part in (artifact.engine_dir, artifact.tokenizer_dir):
-        (folder / part.name).mkdir()
+        (folder / part.name).mkdir(parents=True)
         for path in part.glob("*.json"):
             (folder / part.name / path.name).write_bytes(path.read_bytes())
     config = folder / artifact.engine_dir.name / "config.json"
@@ -49,13 +49,11 @@ def rendered(template: str, messages: list[dict[str, Any]], tools: list[dict[str
 
 
 def test_a_config_without_a_class_name_gets_it(artifact: Artifact, tmp_path: Path) -> None:
-    (tmp_path / "copy").mkdir()
     card = write_card(with_template(artifact, tmp_path / "copy", PLAIN), tmp_path)
     assert json.loads((card / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 
 
 def test_a_model_without_a_chat_template_gets_one_that_refuses(artifact: Artifact, tmp_path: Path) -> None:
-    (tmp_path / "copy").mkdir()
     copy = with_template(artifact, tmp_path / "copy", PLAIN)
     (copy.tokenizer_dir / "chat_template.jinja").unlink()
     with pytest.raises(TemplateError, match="this model has no chat template"):
@@ -67,7 +65,6 @@ def test_a_model_without_a_chat_template_gets_one_that_refuses(artifact: Artifac
 
 
 def test_tools_reach_a_template_in_the_settings_of_the_tokenizer(artifact: Artifact, tmp_path: Path) -> None:
-    (tmp_path / "copy").mkdir()
     copy = with_template(artifact, tmp_path / "copy", PLAIN)
     of_file = (write_card(copy, tmp_path) / "chat_template.jinja").read_text()
     (copy.tokenizer_dir / "chat_template.jinja").unlink()
@@ -77,7 +74,6 @@ def test_tools_reach_a_template_in_the_settings_of_the_tokenizer(artifact: Artif
 
 
 def test_the_files_of_the_card_of_a_read_only_engine_can_be_written(artifact: Artifact, tmp_path: Path) -> None:
-    (tmp_path / "copy").mkdir()
     copy = with_template(artifact, tmp_path / "copy", PLAIN)
     (copy.tokenizer_dir / "chat_template.jinja").chmod(0o444)
     assert (write_card(copy, tmp_path) / "chat_template.jinja").stat().st_mode & 0o200
@@ -88,7 +84,6 @@ def test_a_lean_engine_names_its_class(artifact: Artifact) -> None:
 
 
 def test_tools_calls_and_results_reach_a_model_whose_template_has_none(artifact: Artifact, tmp_path: Path) -> None:
-    (tmp_path / "copy").mkdir()
     card = write_card(with_template(artifact, tmp_path / "copy", PLAIN), tmp_path)
     template = (card / "chat_template.jinja").read_text()
     messages = [
@@ -107,7 +102,6 @@ def test_tools_calls_and_results_reach_a_model_whose_template_has_none(artifact:
 
 
 def test_a_conversation_without_tools_reads_as_before(artifact: Artifact, tmp_path: Path) -> None:
-    (tmp_path / "copy").mkdir()
     card = write_card(with_template(artifact, tmp_path / "copy", PLAIN), tmp_path)
     template = (card / "chat_template.jinja").read_text()
     for messages in (
@@ -118,6 +112,5 @@ def test_a_conversation_without_tools_reads_as_before(artifact: Artifact, tmp_pa
 
 
 def test_a_template_with_tools_stays_as_it_is(artifact: Artifact, tmp_path: Path) -> None:
-    (tmp_path / "copy").mkdir()
     card = write_card(with_template(artifact, tmp_path / "copy", "{{ tools }}"), tmp_path)
     assert (card / "chat_template.jinja").read_text() == "{{ tools }}"

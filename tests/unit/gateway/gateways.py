@@ -15,7 +15,7 @@ import httpx
 
 from pipeline.config.schema import ApiKey, GatewayConfig
 from pipeline.gateway.deployment import Deployments
-from pipeline.gateway.grpc_app import channel_options
+from pipeline.gateway.grpc_app import GrpcGateway, channel_options
 from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, TritonSpec
 from pipeline.gateway.tenants import Tenants
@@ -148,12 +148,18 @@ def json_answer(status: int, value: Any) -> httpx.Response:
     )
 
 
+def http_gateway(
+    behind: Behind, spec: GatewaySpec, tenants: Tenants | None = None, deployments: Deployments | None = None
+) -> HttpGateway:
+    tenants = tenants or Tenants(spec.api_keys, spec.config)
+    return HttpGateway(spec, tenants, behind.transport, deployments or Deployments(spec.deployment))
+
+
 def client_of(
     behind: Behind, spec: GatewaySpec, tenants: Tenants | None = None, deployments: Deployments | None = None
 ) -> httpx.AsyncClient:
     """A client of a gateway that runs in the test's own event loop."""
-    tenants = tenants or Tenants(spec.api_keys, spec.config)
-    app = HttpGateway(spec, tenants, behind.transport, deployments or Deployments(spec.deployment)).app()
+    app = http_gateway(behind, spec, tenants, deployments).app()
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")  # type: ignore[arg-type]
 
 
@@ -182,6 +188,26 @@ async def grpc_server(add: Any, max_connections: int = 100) -> AsyncIterator[int
         await server.stop(0)
 
 
+@asynccontextmanager
+async def grpc_gateway(
+    deployment: DeploymentSpec, spec: GatewaySpec | None = None, tenants: Tenants | None = None
+) -> AsyncIterator[tuple[int, Tenants, Deployments]]:
+    """The gRPC port of a gateway, its tenants and its deployments."""
+    spec = spec or spec_of()
+    tenants = tenants or Tenants(spec.api_keys, spec.config)
+    deployments = Deployments(deployment)
+    served = GrpcGateway(spec, tenants, deployments)
+    handlers = served.handlers(), served.health_handlers()
+    async with grpc_server(lambda server: server.add_generic_rpc_handlers(handlers)) as port:
+        yield port, tenants, deployments
+    await deployments.close()
+
+
+def channel_to(port: int) -> grpc.aio.Channel:
+    options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
+    return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+
+
 async def until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not is_so():
@@ -189,8 +215,8 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def deployment_at(port: int, http: str = "triton:1") -> DeploymentSpec:
-    """A deployment whose Triton server listens at a port for gRPC. http: its address for HTTP."""
-    deployment = deployment_of()
-    triton = deployment.tritons[0].model_copy(update={"grpc": f"127.0.0.1:{port}", "http": http})
+def deployment_at(port: int | str, http: str = "triton:1") -> DeploymentSpec:
+    """A deployment whose Triton server listens at a port, or an address, for gRPC. http: its address for HTTP."""
+    deployment, address = deployment_of(), f"127.0.0.1:{port}" if isinstance(port, int) else port
+    triton = deployment.tritons[0].model_copy(update={"grpc": address, "http": http})
     return deployment.model_copy(update={"tritons": (triton,)})

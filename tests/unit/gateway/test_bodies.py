@@ -136,32 +136,29 @@ def test_a_suspension_of_the_process_is_no_slow_client(monkeypatch: pytest.Monke
     assert asyncio.run(BodyReader(10, 0.05).read(receive, None)) == b"ab"
 
 
-def test_long_bodies_that_arrive_at_the_same_time_are_bounded_and_short_ones_are_read(monkeypatch) -> None:
+async def test_long_bodies_that_arrive_at_the_same_time_are_bounded_and_short_ones_are_read(monkeypatch) -> None:
     monkeypatch.setattr(tenants, "SHORT_BYTES", 4)
     monkeypatch.setattr(bodies, "MAX_LONG", 2)
 
-    async def work() -> None:
-        reader, go_on = BodyReader(10, PATIENCE_S), asyncio.Event()
+    reader, go_on = BodyReader(10, PATIENCE_S), asyncio.Event()
 
-        def client(*parts: bytes) -> Any:
-            messages = [*(part(data, True) for data in parts), part(b"!", False)]
+    def client(*parts: bytes) -> Any:
+        messages = [*(part(data, True) for data in parts), part(b"!", False)]
 
-            async def receive() -> Any:
-                if len(messages) == 1:
-                    await go_on.wait()
-                return messages.pop(0)
+        async def receive() -> Any:
+            if len(messages) == 1:
+                await go_on.wait()
+            return messages.pop(0)
 
-            return receive
+        return receive
 
-        slow = [asyncio.ensure_future(reader.read(client(b"01", b"23456"), None)) for _ in range(6)]
-        await asyncio.sleep(0)
-        with pytest.raises(Refusal, match="too many long") as refused:
-            await reader.read(client(b"012345678"), None)
-        assert (refused.value.status, refused.value.retry_after_s) == (503, 1)
-        short = asyncio.ensure_future(reader.read(client(b"0123"), None))
-        await asyncio.sleep(0)
-        go_on.set()
-        assert await asyncio.gather(*slow, short) == [b"0123456!"] * 6 + [b"0123!"]
-        assert await reader.read(client(b"012345678"), None) == b"012345678!"
-
-    asyncio.run(work())
+    slow = [asyncio.ensure_future(reader.read(client(b"01", b"23456"), None)) for _ in range(6)]
+    await asyncio.sleep(0)
+    with pytest.raises(Refusal, match="too many long") as refused:
+        await reader.read(client(b"012345678"), None)
+    assert (refused.value.status, refused.value.retry_after_s) == (503, 1)
+    short = asyncio.ensure_future(reader.read(client(b"0123"), None))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await asyncio.gather(*slow, short) == [b"0123456!"] * 6 + [b"0123!"]
+    assert await reader.read(client(b"012345678"), None) == b"012345678!"

@@ -21,7 +21,6 @@ from tests.unit.gateway.gateways import (
     Behind,
     api_key,
     behind,
-    client_of,
     event,
     events,
     json_answer,
@@ -54,11 +53,8 @@ def streamed(request: httpx.Request) -> httpx.Response:
 
 
 def ask(server: Behind, spec: Any = None, **body: Any) -> httpx.Response:
-    async def work() -> httpx.Response:
-        async with client_of(server, spec or spec_of()) as client:
-            return await client.post(CHAT, json={"seed": 7, "n": 3, "max_tokens": 9} | body, headers={"x-api-key": "a"})
-
-    return asyncio.run(work())
+    body = {"seed": 7, "n": 3, "max_tokens": 9} | body
+    return send(server, "POST", CHAT, spec, json=body, headers={"x-api-key": "a"})
 
 
 def test_choices_of_a_long_request_are_refused_before_they_are_written():
@@ -206,16 +202,6 @@ def test_statistics_come_for_each_choice():
     assert ask(Behind(with_figures)).json()["nvext"] == {
         "choices": [{"engine_data": {"seed": seed}} for seed in (7, 8, 9)]
     }
-
-
-def test_each_choice_counts_as_a_request_of_its_tenant():
-    spec = spec_of(api_key("a", max_concurrent_requests=2))
-
-    assert ask(Behind(whole), spec, n=2).status_code == 200
-    refused = ask(Behind(whole), spec)
-    assert refused.status_code == 400
-    message = refused.json()["error"]["message"]
-    assert message == "the request has 3 choices; each counts as a request, and 2 at once are allowed"
 
 
 @pytest.mark.parametrize(

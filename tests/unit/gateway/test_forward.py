@@ -44,11 +44,3 @@ def test_lines_of_a_stream_end_at_line_feeds_only() -> None:
     first, *others = answer.text.splitlines()
     assert json.loads(first.removeprefix("data: ")) == {"text_output": "é\u2028\u2029\x85\n"}
     assert others == [""]
-
-
-def test_an_event_that_is_too_long_to_be_held_arrives_in_parts() -> None:
-    event = b'data: {"text_output":"' + 3_000_000 * b"a" + b'"}\n\n'
-    pieces = (event[place : place + 65536] for place in range(0, len(event), 65536))
-    back = behind(lambda request: events(*pieces))
-
-    assert send(back, "POST", STREAM, json={"text_input": "a"}).content == event

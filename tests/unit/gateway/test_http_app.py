@@ -130,13 +130,8 @@ def test_a_bad_request_is_refused_before_it_is_passed_on(options, status, senten
 
     assert answer.status_code == status
     assert sentence in answer.json()["error"]
+    assert answer.headers.get("accept-encoding") == ("identity" if status == 415 else None)
     assert all(request.method == "GET" for request in server.requests)
-
-
-def test_the_refusal_of_a_compressed_body_says_what_is_accepted():
-    answer = send(behind(), "POST", GENERATE, content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
-
-    assert answer.headers["accept-encoding"] == "identity"
 
 
 @pytest.mark.parametrize("path", [GENERATE, STREAM, INFER, "/v1/completions", "/v1/chat/completions"])
@@ -269,22 +264,19 @@ def test_a_request_that_takes_too_long_is_ended():
         assert "longer than 0.05 s" in answer.json()["error"]
 
 
-def test_an_admission_ends_with_its_request_however_it_ends():
-    async def work() -> None:
-        spec = spec_of(api_key("alice", max_concurrent_requests=1))
-        tenants = Tenants(spec.api_keys, spec.config)
-        answers = iter(
-            [
-                json_answer(200, {}),
-                json_answer(500, {"error": "x"}),
-                events(b"data: {}\n\n", Unreachable("gone")),
-                json_answer(200, {}),
-            ]
-        )
-        async with client_of(behind(lambda request: next(answers)), spec, tenants) as client:
-            for status in (200, 500, 200, 200):
-                answer = await client.post(GENERATE, json={}, headers={"x-api-key": "alice"})
-                assert answer.status_code == status
-                assert tenants.num_running == 0
-
-    asyncio.run(work())
+async def test_an_admission_ends_with_its_request_however_it_ends():
+    spec = spec_of(api_key("alice", max_concurrent_requests=1))
+    tenants = Tenants(spec.api_keys, spec.config)
+    answers = iter(
+        [
+            json_answer(200, {}),
+            json_answer(500, {"error": "x"}),
+            events(b"data: {}\n\n", Unreachable("gone")),
+            json_answer(200, {}),
+        ]
+    )
+    async with client_of(behind(lambda request: next(answers)), spec, tenants) as client:
+        for status in (200, 500, 200, 200):
+            answer = await client.post(GENERATE, json={}, headers={"x-api-key": "alice"})
+            assert answer.status_code == status
+            assert tenants.num_running == 0

@@ -10,8 +10,6 @@ import httpx
 import pytest
 
 from pipeline.gateway.deployment import Deployments
-from pipeline.gateway.http_app import HttpGateway
-from pipeline.gateway.tenants import Tenants
 from tests.unit.gateway.gateways import (
     GENERATE,
     INFER,
@@ -20,6 +18,7 @@ from tests.unit.gateway.gateways import (
     api_key,
     client_of,
     deployment_at,
+    http_gateway,
     spec_of,
     until,
 )
@@ -43,8 +42,7 @@ class Endless:
 
 async def disconnect(endless: Endless, deployments: Deployments, path: str, body: dict[str, Any]) -> None:
     """Send a request, and disconnect when it has arrived at the server."""
-    spec = spec_of(api_key("alice"))
-    app = HttpGateway(spec, Tenants(spec.api_keys, spec.config), endless.behind.transport, deployments).app()
+    app = http_gateway(endless.behind, spec_of(api_key("alice")), deployments=deployments).app()
     messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
     sent: list[Any] = []
 
@@ -68,7 +66,7 @@ def stopped_and_sent(path: str, body: dict[str, Any]) -> tuple[list[str], str]:
 
     async def work() -> tuple[list[str], str]:
         async with serving() as (triton, url):
-            deployments, endless = Deployments(deployment_at(int(url.rpartition(":")[2]))), Endless()
+            deployments, endless = Deployments(deployment_at(url)), Endless()
             await disconnect(endless, deployments, path, body)
             await deployments.close()
             return triton.stopped, endless.behind.body["id"]
@@ -84,19 +82,15 @@ def test_the_request_of_a_client_that_leaves_is_stopped(path: str, chosen: str) 
     assert sent.startswith(f"alice/{chosen}#")
 
 
-def test_a_request_that_takes_too_long_is_stopped() -> None:
-    async def work() -> tuple[int, list[str], str]:
-        async with serving() as (triton, url):
-            deployments, endless = Deployments(deployment_at(int(url.rpartition(":")[2]))), Endless()
-            spec = spec_of(request_timeout_s=0.1)
-            async with client_of(endless.behind, spec, deployments=deployments) as client:
-                answer = await client.post(GENERATE, json={})
-            await deployments.close()
-            return answer.status_code, triton.stopped, endless.behind.body["id"]
-
-    status, stopped, sent = asyncio.run(work())
-    assert status == 504
-    assert stopped == [sent]
+async def test_a_request_that_takes_too_long_is_stopped() -> None:
+    async with serving() as (triton, url):
+        deployments, endless = Deployments(deployment_at(url)), Endless()
+        spec = spec_of(request_timeout_s=0.1)
+        async with client_of(endless.behind, spec, deployments=deployments) as client:
+            answer = await client.post(GENERATE, json={})
+        await deployments.close()
+        assert answer.status_code == 504
+        assert triton.stopped == [endless.behind.body["id"]]
 
 
 @pytest.mark.parametrize(
@@ -106,13 +100,10 @@ def test_a_request_that_stops_others_has_the_id_that_the_client_chose(path: str,
     assert stopped_and_sent(path, body) == ([], "alice/mine")
 
 
-def test_a_server_that_has_ended_need_not_be_stopped() -> None:
-    async def work() -> None:
-        async with serving() as (_, url):
-            port = int(url.rpartition(":")[2])
-        deployments = Deployments(deployment_at(port))
-        await disconnect(Endless(), deployments, GENERATE, {})
-        await until(lambda: not deployments.current.grpc[0].streams._leaving)
-        await deployments.close()
-
-    asyncio.run(work())
+async def test_a_server_that_has_ended_need_not_be_stopped() -> None:
+    async with serving() as (_, url):
+        pass
+    deployments = Deployments(deployment_at(url))
+    await disconnect(Endless(), deployments, GENERATE, {})
+    await until(lambda: not deployments.current.grpc[0]._leaving)
+    await deployments.close()

@@ -22,9 +22,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from pipeline.gateway import __main__ as gateway
 from pipeline.gateway.deployment import Deployments
-from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
-from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.upstream_errors import RESTARTING
 from pipeline.server.ports import bind_ports
 from pipeline.server.watch import answers
@@ -38,6 +36,7 @@ from tests.unit.gateway.gateways import (
     deployment_at,
     deployment_of,
     grpc_server,
+    http_gateway,
     json_answer,
     spec_of,
     until,
@@ -47,42 +46,37 @@ CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": []}
 
 
-def test_the_gateway_follows_its_spec_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_the_gateway_follows_its_spec_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gateway, "_POLL_S", 0.02)
 
-    async def work() -> list[GatewayStatus]:
-        path, spec = tmp_path / "gateway.json", spec_of()
-        path.write_text(spec.model_dump_json())
-        status_path(path).mkdir()  # cannot be written
-        deployments = Deployments(spec.deployment)
-        following = asyncio.create_task(gateway._follow_spec(deployments, path))
-        statuses: list[GatewayStatus] = []
+    path, spec = tmp_path / "gateway.json", spec_of()
+    path.write_text(spec.model_dump_json())
+    status_path(path).mkdir()  # cannot be written
+    deployments = Deployments(spec.deployment)
+    following = asyncio.create_task(gateway._follow_spec(deployments, path))
+    statuses: list[GatewayStatus] = []
 
-        def says(number: int) -> bool:
-            if not status_path(path).is_file():
-                return False
-            statuses.append(GatewayStatus.model_validate_json(status_path(path).read_bytes()))
-            return statuses[-1].triton_http == f"triton:{number}"
+    def says(number: int) -> bool:
+        if not status_path(path).is_file():
+            return False
+        statuses.append(GatewayStatus.model_validate_json(status_path(path).read_bytes()))
+        return statuses[-1].triton_http == f"triton:{number}"
 
-        await asyncio.sleep(0.1)
-        status_path(path).rmdir()
-        await until(lambda: says(1))
-        held = deployments.current.in_use()
-        held.__enter__()
-        path.write_text("{")  # half written
-        await asyncio.sleep(0.1)
-        path.write_text(
-            GatewaySpec.model_validate(spec.model_dump() | {"deployment": deployment_of(2)}).model_dump_json()
-        )
-        await until(lambda: says(2))
-        assert statuses[-1].num_running_earlier == 1
-        held.__exit__(None, None, None)
-        await until(lambda: says(2) and statuses[-1].num_running_earlier == 0)
-        following.cancel()
-        await deployments.close()
-        return statuses
-
-    assert asyncio.run(work())[-1] == GatewayStatus(triton_http="triton:2", num_running_earlier=0)
+    await asyncio.sleep(0.1)
+    status_path(path).rmdir()
+    await until(lambda: says(1))
+    held = deployments.current.in_use()
+    held.__enter__()
+    path.write_text("{")  # half written
+    await asyncio.sleep(0.1)
+    path.write_text(GatewaySpec.model_validate(spec.model_dump() | {"deployment": deployment_of(2)}).model_dump_json())
+    await until(lambda: says(2))
+    assert statuses[-1].num_running_earlier == 1
+    held.__exit__(None, None, None)
+    await until(lambda: says(2) and statuses[-1].num_running_earlier == 0)
+    following.cancel()
+    await deployments.close()
+    assert statuses[-1] == GatewayStatus(triton_http="triton:2", num_running_earlier=0)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +96,7 @@ def test_web_pages_need_a_key_or_this_machine(host, keys, origin, status, allowe
     headers = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": "x, y"}
 
     async def work() -> tuple[httpx.Response, ...]:
-        behind = HttpGateway(spec, Tenants(spec.api_keys, spec.config), server.transport, Deployments(spec.deployment))
-        transport = httpx.ASGITransport(gateway._application(spec, behind))
+        transport = httpx.ASGITransport(gateway._application(spec, http_gateway(server, spec)))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             asked = await client.options(GENERATE, headers=headers)
             key = {"authorization": "Bearer alice"}
@@ -118,23 +111,8 @@ def test_web_pages_need_a_key_or_this_machine(host, keys, origin, status, allowe
         assert each.headers.get("access-control-allow-origin") == allowed
     assert answer.status_code == metrics.status_code == (403 if status == 403 else 200)
     assert "access-control-allow-origin" not in metrics.headers
-
-
-def test_metrics_have_a_port_of_their_own():
-    def act(request: httpx.Request) -> httpx.Response:
-        return json_answer(200, {"of": request.url.host})
-
-    async def work() -> tuple[httpx.Response, httpx.Response]:
-        spec = spec_of()
-        tenants, deployments = Tenants((), spec.config), Deployments(spec.deployment)
-        served = gateway.HttpGateway(spec, tenants, Behind(act).transport, deployments)
-        app = gateway.by_port(served.app(), {9: served.metrics_app()})
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:  # type: ignore[arg-type]
-            return await client.get("http://gateway:9/metrics"), await client.get("http://gateway:8/metrics")
-
-    metrics, elsewhere = asyncio.run(work())
-    assert metrics.json() == {"of": "triton"}
-    assert elsewhere.status_code == 404
+    if metrics.status_code == 200:
+        assert metrics.json() == {"text_output": "x"}  # the page of one server is passed on
 
 
 def test_the_metrics_of_all_replicas_are_one_page():
@@ -152,7 +130,7 @@ def test_the_metrics_of_all_replicas_are_one_page():
         (triton,) = spec.deployment.tritons
         tritons = [triton.model_copy(update={"metrics": f"{name}:4"}) for name in ("first", "restarting", "second")]
         deployments = Deployments(spec.deployment.model_copy(update={"tritons": tritons}))
-        served = gateway.HttpGateway(spec, Tenants((), spec.config), Behind(act).transport, deployments)
+        served = http_gateway(Behind(act), spec, deployments=deployments)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(served.metrics_app())) as client:  # type: ignore[arg-type]
             return await client.get("http://gateway:9/metrics")
 
@@ -197,69 +175,64 @@ def test_connections_to_the_grpc_port_leave_open_files_for_others(tmp_path: Path
         assert httpx.get(url, timeout=PATIENCE_S).status_code == 200
 
 
-def test_running_requests_finish_after_sigterm(tmp_path: Path):
-    async def work() -> tuple[int, bool, int]:
-        has_http, has_grpc, may_answer = asyncio.Event(), asyncio.Event(), asyncio.Event()
+async def test_running_requests_finish_after_sigterm(tmp_path: Path):
+    has_http, has_grpc, may_answer = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            has_http.set()
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        has_http.set()
+        await may_answer.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+        async def ServerLive(self, request: Any, context: Any) -> pb.ServerLiveResponse:
+            has_grpc.set()
             await may_answer.wait()
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            return pb.ServerLiveResponse(live=True)
 
-        class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-            async def ServerLive(self, request: Any, context: Any) -> pb.ServerLiveResponse:
-                has_grpc.set()
-                await may_answer.wait()
-                return pb.ServerLiveResponse(live=True)
-
-        add = partial(service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server, Triton())
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as http_server, grpc_server(add) as grpc_port:
-            http = f"127.0.0.1:{http_server.sockets[0].getsockname()[1]}"
-            spec = spec_of().model_copy(
-                update={
-                    **bind_ports("127.0.0.1", dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0)),
-                    "openai_port": None,
-                    "deployment": deployment_at(grpc_port, http),
-                }
-            )
-            path = tmp_path / "gateway.json"
-            path.write_text(spec.model_dump_json())
-            process = await asyncio.create_subprocess_exec(sys.executable, "-m", "pipeline.gateway", str(path))
-            async with (
-                httpx.AsyncClient(base_url=f"http://127.0.0.1:{spec.http_port}", timeout=PATIENCE_S) as client,
-                grpc.aio.insecure_channel(f"127.0.0.1:{spec.grpc_port}") as channel,
-            ):
-                live = service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive
-                by_grpc = asyncio.ensure_future(live(pb.ServerLiveRequest(), wait_for_ready=True, timeout=PATIENCE_S))
-                await asyncio.wait_for(has_grpc.wait(), PATIENCE_S)  # gRPC starts first, so wait for HTTP too
-                by_http = asyncio.ensure_future(_when_listening(client, "/v2/health/live"))
-                await asyncio.wait_for(has_http.wait(), PATIENCE_S)
-                process.terminate()
-                await _refuses(spec.http_port)
-                may_answer.set()
-                answers = (await by_http).status_code, (await by_grpc).live
-            return *answers, await asyncio.wait_for(process.wait(), PATIENCE_S)
-
-    assert asyncio.run(work()) == (200, True, 0)
-
-
-def test_idle_streams_do_not_keep_the_gateway_after_sigterm(tmp_path: Path):
-    async def work() -> tuple[str, int]:
+    add = partial(service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server, Triton())
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as http_server, grpc_server(add) as grpc_port:
+        http = f"127.0.0.1:{http_server.sockets[0].getsockname()[1]}"
+        spec = spec_of().model_copy(
+            update={
+                **bind_ports("127.0.0.1", dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0)),
+                "openai_port": None,
+                "deployment": deployment_at(grpc_port, http),
+            }
+        )
         path = tmp_path / "gateway.json"
-        ports = bind_ports("127.0.0.1", dict.fromkeys(("http_port", "grpc_port", "openai_port", "metrics_port"), 0))
-        path.write_text(spec_of().model_copy(update=ports).model_dump_json())
+        path.write_text(spec.model_dump_json())
         process = await asyncio.create_subprocess_exec(sys.executable, "-m", "pipeline.gateway", str(path))
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports['http_port']}") as client:
-            await _when_listening(client, "/openapi.json")
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['grpc_port']}") as channel:
-            stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
-            await stream.write(pb.ModelInferRequest(model_name="none"))
-            await stream.read()
+        async with (
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{spec.http_port}", timeout=PATIENCE_S) as client,
+            grpc.aio.insecure_channel(f"127.0.0.1:{spec.grpc_port}") as channel,
+        ):
+            live = service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive
+            by_grpc = asyncio.ensure_future(live(pb.ServerLiveRequest(), wait_for_ready=True, timeout=PATIENCE_S))
+            await asyncio.wait_for(has_grpc.wait(), PATIENCE_S)  # gRPC starts first, so wait for HTTP too
+            by_http = asyncio.ensure_future(_when_listening(client, "/v2/health/live"))
+            await asyncio.wait_for(has_http.wait(), PATIENCE_S)
             process.terminate()
-            return await stream.details(), await asyncio.wait_for(process.wait(), PATIENCE_S)
+            await _refuses(spec.http_port)
+            may_answer.set()
+            answers = (await by_http).status_code, (await by_grpc).live
+        assert (*answers, await asyncio.wait_for(process.wait(), PATIENCE_S)) == (200, True, 0)
 
-    assert asyncio.run(work()) == (RESTARTING, 0)  # gRPC's own end has another sentence
+
+async def test_idle_streams_do_not_keep_the_gateway_after_sigterm(tmp_path: Path):
+    path = tmp_path / "gateway.json"
+    ports = bind_ports("127.0.0.1", dict.fromkeys(("http_port", "grpc_port", "openai_port", "metrics_port"), 0))
+    path.write_text(spec_of().model_copy(update=ports).model_dump_json())
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "pipeline.gateway", str(path))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports['http_port']}") as client:
+        await _when_listening(client, "/openapi.json")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['grpc_port']}") as channel:
+        stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+        await stream.write(pb.ModelInferRequest(model_name="none"))
+        await stream.read()
+        process.terminate()
+        assert await stream.details() == RESTARTING  # gRPC's own end has another sentence
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
 
 
 async def _when_listening(client: httpx.AsyncClient, path: str) -> httpx.Response:

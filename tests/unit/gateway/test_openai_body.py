@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from pipeline.errors import RequestError
 from pipeline.gateway.openai_body import checked_openai
 from pipeline.gateway.refusal import Refusal
 
@@ -62,5 +63,5 @@ def test_dynamos_own_word_for_a_namespace_is_the_tenants_too(alice, body):
 
 @pytest.mark.parametrize("nvext", [3, ["x"], {"annotations": 3}, {"annotations": [3]}])
 def test_annotations_that_are_none_are_refused(alice, nvext):
-    with pytest.raises(Refusal):
+    with pytest.raises(RequestError):
         checked_openai("chat", json.dumps({"nvext": nvext}).encode(), alice)

@@ -31,7 +31,7 @@ def test_openai_errors_have_openais_form():
     assert answer.json()["error"]["code"] == 401
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat", "/v1/", "/v1/models/a/b/c"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat", "/v1/", "/v1/models/a/b/c", "/v1/responses/resp_1"])
 def test_paths_that_are_not_served_have_openais_form_too(path):
     answer = send(behind(), "POST", path, json={})
 

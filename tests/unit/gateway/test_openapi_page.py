@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterator
 from functools import reduce
@@ -12,25 +11,17 @@ from typing import Any
 from starlette.routing import Route
 
 from pipeline.gateway.bodies import write_json
-from pipeline.gateway.deployment import Deployments
-from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.openapi_page import PAGE
-from pipeline.gateway.tenants import Tenants
-from pipeline.gateway.upstream import request
-from tests.unit.gateway.gateways import spec_of
+from tests.unit.gateway.gateways import behind, http_gateway, spec_of
 
 # Other names of paths that the page has.
 _LEFT_OUT = ("/openapi.json", "/v1/models/{name}", "/v1/models/{owner}/{name}")
 
 
-def test_the_page_has_every_path_and_method_and_no_other():
-    async def gateway() -> HttpGateway:
-        spec = spec_of()
-        return HttpGateway(spec, Tenants((), spec.config), request, Deployments(spec.deployment))
-
+async def test_the_page_has_every_path_and_method_and_no_other():
     routes = {
         (route.path, method)
-        for route in asyncio.run(gateway()).app().routes
+        for route in http_gateway(behind(), spec_of()).app().routes
         if isinstance(route, Route) and "{version}" not in route.path and route.path not in _LEFT_OUT
         for method in {*route.endpoint.methods} - {"HEAD"}
     }

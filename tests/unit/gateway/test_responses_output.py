@@ -205,10 +205,6 @@ def test_errors_have_openais_form():
     assert send(back, "POST", PATH, json={"model": "m", "input": "a"}).status_code == 400
 
 
-def test_stored_responses_do_not_exist():
-    assert send(behind(), "GET", f"{PATH}/resp_1").status_code == 404
-
-
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_draft_statistics_are_those_of_the_chat(is_stream):
     figures = {"num_spec_steps": 3}

@@ -42,32 +42,29 @@ async def ready_server(port: int = 0) -> tuple[grpc.aio.Server, int]:
     return server, port
 
 
-def test_grpc_calls_go_to_the_first_triton_server_that_can_be_reached():
-    async def work() -> None:
-        (first, one), (second, two) = await ready_server(), await ready_server()
-        spec = deployment_of()
-        tritons = tuple(spec.tritons[0].model_copy(update={"grpc": f"127.0.0.1:{port}"}) for port in (one, two))
-        deployments = Deployments(spec.model_copy(update={"tritons": tritons}))
-        deployment = deployments.current
+async def test_grpc_calls_go_to_the_first_triton_server_that_can_be_reached():
+    (first, one), (second, two) = await ready_server(), await ready_server()
+    spec = deployment_of()
+    tritons = tuple(spec.tritons[0].model_copy(update={"grpc": f"127.0.0.1:{port}"}) for port in (one, two))
+    deployments = Deployments(spec.model_copy(update={"tritons": tritons}))
+    deployment = deployments.current
 
-        async def asked() -> int:
-            """Place of the server that responds."""
-            triton = await deployment.triton()
-            await triton.stub.ServerReady(pb.ServerReadyRequest())
-            return deployment.grpc.index(triton)
+    async def asked() -> int:
+        """Place of the server that responds."""
+        triton = await deployment.triton()
+        await triton.stub.ServerReady(pb.ServerReadyRequest())
+        return deployment.grpc.index(triton)
 
-        assert await asked() == 0
-        await first.stop(0)
-        await until(lambda: deployment.grpc[0].channel.get_state() is not grpc.ChannelConnectivity.READY)
-        assert await asked() == 1
-        first, _ = await ready_server(one)
-        await until_async(asked, 0)
-        for each in (first, second):
-            await each.stop(0)
-        assert await deployment.triton() is deployment.grpc[0]
-        await deployments.close()
-
-    asyncio.run(work())
+    assert await asked() == 0
+    await first.stop(0)
+    await until(lambda: deployment.grpc[0].channel.get_state() is not grpc.ChannelConnectivity.READY)
+    assert await asked() == 1
+    first, _ = await ready_server(one)
+    await until_async(asked, 0)
+    for each in (first, second):
+        await each.stop(0)
+    assert await deployment.triton() is deployment.grpc[0]
+    await deployments.close()
 
 
 async def until_async(found: Callable[[], Awaitable[object]], value: object) -> None:

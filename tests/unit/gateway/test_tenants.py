@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import ExitStack
 
 import pytest
@@ -69,12 +68,6 @@ def test_namespaces_of_two_tenants_never_meet():
     assert not found["a"] & found["b"]
 
 
-def test_no_tenant_can_name_a_request_of_another():
-    tenants = tenants_of(api_key("a"), api_key("b"))
-
-    assert tenants.of_key("a").prefix != tenants.of_key("b").prefix
-
-
 def test_number_and_length_of_namespaces_are_bounded():
     tenant = tenants_of(api_key("a"), max_namespaces=2).of_key("a")
     for name in ("", "x", "refused", "y", "x"):
@@ -91,21 +84,15 @@ def test_number_and_length_of_namespaces_are_bounded():
 
 
 @pytest.mark.parametrize("path", [GENERATE, "/v1/chat/completions"])
-def test_a_refused_request_does_not_count_as_a_use_of_its_namespace(path):
+async def test_a_refused_request_does_not_count_as_a_use_of_its_namespace(path):
     spec = spec_of(api_key("alice", max_tokens_per_minute=400), max_namespaces=1)
     server = behind(lambda request: streamed(id="c-1", choices=[]) if "/v1" in path else json_answer(200, {}))
 
-    async def statuses():
-        async with client_of(server, spec) as client:
-            for name, num_bytes in (("a", 4000), ("b", 1), ("b", 1), ("c", 1)):
-                fields = {"model": "m", "messages": [], "cache_salt": name} if "/v1" in path else {"namespace": name}
-                body = fields | {"max_tokens": 1, "user": "x" * num_bytes}
-                yield (await client.post(path, json=body, headers={"x-api-key": "alice"})).status_code
-
-    async def work():
-        return [status async for status in statuses()]
-
-    assert asyncio.run(work()) == [400, 200, 200, 400]
+    async with client_of(server, spec) as client:
+        for name, num_bytes, status in (("a", 4000, 400), ("b", 1, 200), ("b", 1, 200), ("c", 1, 400)):
+            fields = {"model": "m", "messages": [], "cache_salt": name} if "/v1" in path else {"namespace": name}
+            body = fields | {"max_tokens": 1, "user": "x" * num_bytes}
+            assert (await client.post(path, json=body, headers={"x-api-key": "alice"})).status_code == status
 
 
 def test_requests_at_once_are_limited_per_tenant_and_in_all():
