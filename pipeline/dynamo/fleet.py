@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pipeline.config.folders import Folders
@@ -134,12 +136,12 @@ def start_fleet(
     fleet's. detach: let the processes outlive this one once all are ready."""
     if beside:
         served = _on_free_ports(served)
+    start_server = partial(launch, folders=folders, fleet_dir=run_dir, verbose=verbose, note=note)
     with start_lock(run_dir):
         if served.resolved.profile.server.openai:
-            fleet = _start_with_openai(served, folders, run_dir, join, beside, compare, verbose, note)
+            fleet = _start_with_openai(served, run_dir, join, beside, compare, start_server, note)
         else:
-            alone = launch(served, folders, run_dir, with_gateway=not beside, verbose=verbose, note=note)
-            fleet = Fleet([alone], [])
+            fleet = Fleet([start_server(served, folder=run_dir, with_gateway=not beside)], [])
     for each in fleet.running if detach else ():
         each.release()
     return fleet
@@ -147,15 +149,14 @@ def start_fleet(
 
 def _start_with_openai(
     served: PreparedServer,
-    folders: Folders,
     run_dir: Path,
     join: bool,
     beside: bool,
     compare: bool,
-    verbose: bool,
+    start_server: Callable[..., RunningServer],
     note: Note,
 ) -> Fleet:
-    """As `start_fleet`, with the OpenAI API."""
+    """As `start_fleet`, with the OpenAI API. start_server: `launch` with the options that all servers have."""
     require_dynamo()
     server, card = served.resolved.profile.server, write_card(served.artifact, run_dir)
     membership = membership_of(served.artifact, card)
@@ -168,19 +169,11 @@ def _start_with_openai(
                 create_discovery(run_dir)
                 stack.callback(remove_discovery, run_dir)
             stack.callback(fleet.stop)
-            for number in range(1, server.replicas + 1):
-                first = number == 1
-                running = launch(
-                    served if first else _on_free_ports(served),
-                    folders,
-                    replica_dir(run_dir, number),
-                    with_openai=first and not join,
-                    with_gateway=first and not beside,
-                    fleet_dir=run_dir,
-                    verbose=verbose,
-                    note=note,
-                )
-                fleet.servers.append(running)
+            first = start_server(served, folder=run_dir, with_openai=not join, with_gateway=not beside)
+            fleet.servers.append(first)
+            for number in range(2, server.replicas + 1):
+                folder = replica_dir(run_dir, number)
+                fleet.servers.append(start_server(_on_free_ports(served), folder=folder, with_gateway=False))
             states = [running.state for running in fleet.servers]
             if server.gateway.enabled and not beside and len(states) > 1:
                 set_replicas(run_dir, states)
@@ -189,7 +182,7 @@ def _start_with_openai(
                 for number in range(1, server.replicas + 1)
             ]
             if not join:
-                host, port = LOOPBACK if server.gateway.enabled else server.host, fleet.servers[0].openai.front_end
+                host, port = LOOPBACK if server.gateway.enabled else server.host, first.openai.front_end
                 services.append(front_end_service(served.resolved, run_dir, host, port, membership, services))
             for service in services:
                 fleet.services.append(start_service(service, run_dir))

@@ -140,19 +140,20 @@ def front_end_service(
     """Service of the OpenAI front end, which is ready when it lists the model. host, port: address to listen on.
     membership: of the workers that get its requests. workers: those of this machine. While one of them serves requests,
     the front end must list the model."""
-    environment = _environment(resolved.profile.server, run_dir, FRONT_END, membership)
-    if has_other_machines(resolved.profile.server):
+    server = resolved.profile.server
+    environment = _environment(server, run_dir, FRONT_END, membership)
+    if has_other_machines(server):
         environment.setdefault("DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS", f"{SILENCE_S:.0f}")
         environment[ETCD_LEASE_TTL] = f"{_FRONT_END_LEASE_S}"
     argv = [
         *(sys.executable, "-m", "dynamo.frontend"),
         *("--http-host", host, "--http-port", str(port)),
         *("--migration-limit", str(_MIGRATION_LIMIT)),
-        *(_ROUTING if has_several_workers(resolved.profile.server) else ()),
+        *(_ROUTING if server.replicas > 1 or has_other_machines(server) else ()),
     ]
     url = model_url(f"http://{reachable(host)}:{port}/v1", resolved.model.name)
     worker_urls = [_health_url(worker.host, worker.ports) for worker in workers]
-    etcd = needed_urls(resolved.profile.server)
+    etcd = needed_urls(server)
     return Service(
         name=FRONT_END,
         argv=argv,
@@ -161,16 +162,11 @@ def front_end_service(
         is_ready=lambda: answers(url),
         host=host,
         startup_timeout_s=_STARTUP_S,
-        max_restarts=resolved.profile.server.max_restarts,
+        max_restarts=server.max_restarts,
         watched_url=url,
         watched_needs=[group for group in (worker_urls, etcd) if group],
         waits_for=etcd,
     )
-
-
-def has_several_workers(server: ServerConfig) -> bool:
-    """Whether the front end can have more than one worker."""
-    return server.replicas > 1 or has_other_machines(server)
 
 
 def model_url(url: str, model: str) -> str:

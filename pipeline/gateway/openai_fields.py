@@ -94,7 +94,8 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
         options[NUM_DRAFT_TOKENS] = str(limit)
     if sent.get("top_logprobs") == 0:
         del sent["top_logprobs"]
-    options[MAX_TOKENS] = str(_max_tokens(sent, endpoint))
+    name = "max_completion_tokens" if "max_completion_tokens" in sent else "max_tokens"
+    options[MAX_TOKENS] = str(sent.setdefault(name, _MAX_TOKENS[endpoint]))
     extension = _extension(sent)
     annotations, fields = _texts(extension, "annotations"), _texts(extension, "extra_fields")
     if sent.pop(STATISTICS, False) or ENGINE_DATA in fields:
@@ -233,13 +234,6 @@ def _tools(sent: Mapping[str, Any], parser: str | None, has_guide: bool) -> dict
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     guide = tool_guide(functions, choice, sent.get("parallel_tool_calls") is not False, parser)
     return {TOOLS: "true"} | ({GUIDE_TYPE: guide[0], GUIDE: guide[1]} if guide and not has_guide else {})
-
-
-def _max_tokens(sent: dict[str, Any], endpoint: Endpoint) -> int:
-    """Return the limit of output tokens. If the client set none, write the default to `sent`."""
-    name = "max_completion_tokens" if "max_completion_tokens" in sent else "max_tokens"
-    limit: int = sent.setdefault(name, _MAX_TOKENS[endpoint])
-    return limit
 
 
 def _texts(extension: Mapping[str, Any], name: str) -> list[str]:

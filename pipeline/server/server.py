@@ -154,8 +154,6 @@ def stop_server(*run_dirs: Path, drain: bool = False) -> ServerState | None:
         if folder not in states:
             _stop_orphan(folder)
     for folder, state in states.items():
-        if has_gateway(state, folder):
-            stop_service(folder, GATEWAY)
         sweep(state, folder)
     return next(iter(states.values()), None)
 

@@ -143,7 +143,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Pr
     """Processes that `start_fleet` starts; the first front end finds its port taken."""
     processes: list[Process] = []
 
-    def launch(served: PreparedServer, *_: object, with_openai: bool, **__: object) -> Process:
+    def launch(served: PreparedServer, *_: object, with_openai: bool = False, **__: object) -> Process:
         processes.append(Process("server", openai=choose_ports(served.resolved.profile.server, with_openai)[2]))
         return processes[-1]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pipeline.config.folders import folders
@@ -20,7 +22,7 @@ from pipeline.server.guard import GuardSpec
 from pipeline.server.server import RunningServer, start_server
 from pipeline.server.state import find_server
 from tests.patience import PATIENCE_S
-from tests.servers import left_over, wait_for
+from tests.servers import left_over, processes_of, wait_for
 from tests.unit.server.fake_machine import write_tritonserver
 
 FREE = ServerConfig(
@@ -76,6 +78,21 @@ def start(
     if detach:
         server.release()
     return server
+
+
+def tritonserver_of(server: RunningServer, fake: Path) -> Any:
+    """The process of the script. One that was killed has no command line until the guard has taken notice."""
+    for process in processes_of(server.state.server_id):
+        with suppress(psutil.Error):
+            if str(fake) in process.cmdline():
+                return process
+    return None
+
+
+def command_lines(folder: Path) -> list[str]:
+    """Command lines that name a folder."""
+    commands = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    return [command for command in commands if str(folder) in command]
 
 
 def in_killed_process(act: Callable[[], object]) -> int:

@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ from pipeline.server import guard, processes
 from pipeline.server import watch as module
 from pipeline.server.guard import READY_FILE, GuardSpec
 from pipeline.server.leftovers import remove_leftovers
+from pipeline.server.log import LOG
 from pipeline.server.processes import MARK, is_crashing, is_suspended, marked_processes, model_processes
 from pipeline.server.shared_services import kill_processes_of
 from pipeline.server.watch import HangWatch, ModelWatch, ServiceWatch
@@ -133,32 +134,32 @@ def test_a_model_that_one_check_missed_has_not_died(start_model, monkeypatch):
     assert watch.dead_models(0.0) == ()
 
 
+def end_of(server: subprocess.Popen[bytes], spec: GuardSpec) -> guard._End:
+    """The end for which a guard waits."""
+    fds, folder = os.pipe(), os.open(spec.folder, os.O_PATH)
+    try:
+        with Path(spec.folder, LOG).open("ab") as log:
+            return guard._wait_for_end(server, [fds[0]], folder, spec, log)
+    finally:
+        for fd in (*fds, folder):
+            os.close(fd)
+
+
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_itself(start_model, tmp_path, is_ready):
     model = start_model()
-    wake_read, wake_write = os.pipe()
-    server = subprocess.Popen(["sleep", "600"])
-    ends: list[guard._End] = []
     nowhere = "" if is_ready else "http://127.0.0.1:1"
     limits = {"hang_seconds": PATIENCE_S, "watch_seconds": 0.01, "degraded_seconds": 0.0}
     spec = GuardSpec([], {}, str(tmp_path), "", SERVER, url=nowhere, **limits)
-    log, folder = (tmp_path / "server.log").open("ab"), os.open(tmp_path, os.O_PATH)
-    waiting = threading.Thread(target=lambda: ends.append(guard._wait_for_end(server, [wake_read], folder, spec, log)))
-    waiting.start()
-    try:
+    with running(["sleep", "600"]) as server, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(end_of, server, spec)
         wait_for_guard(SERVER)
         kill(model)
         if not is_ready:
             wait_for_guard(SERVER)
             server.kill()
-        waiting.join(PATIENCE_S)
-    finally:
-        kill(server)
-        log.close()
-        for fd in (wake_read, wake_write, folder):
-            os.close(fd)
+        end = waiting.result(PATIENCE_S)
 
-    (end,) = ends
     assert not end.wanted
     assert end.reason == (
         "the process of the model tensorrt_llm died; the log may say why, else memory was too small" if is_ready else ""
@@ -167,17 +168,12 @@ def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_
 
 def test_a_service_that_fails_is_to_start_again_once_it_has_been_ready(monkeypatch, tmp_path):
     monkeypatch.setattr(ServiceWatch, "fails", lambda watch: "it did not answer")
-    (wake_read, wake_write), folder = os.pipe(), os.open(tmp_path, os.O_PATH)
     spec = GuardSpec([], {}, str(tmp_path), "", SERVER, watch_seconds=0.01)
-    with running(["sleep", "0.2"]) as server, (tmp_path / "server.log").open("ab") as log:
-        assert guard._wait_for_end(server, [wake_read], folder, spec, log) == guard._End()  # by itself
-        (tmp_path / READY_FILE).touch()
-    with running(["sleep", "600"]) as server, (tmp_path / "server.log").open("ab") as log:
-        assert guard._wait_for_end(server, [wake_read], folder, spec, log) == guard._End(
-            "it did not answer", restart=True
-        )
-    for fd in (wake_read, wake_write, folder):
-        os.close(fd)
+    with running(["sleep", "0.2"]) as server:
+        assert end_of(server, spec) == guard._End()  # by itself
+    (tmp_path / READY_FILE).touch()
+    with running(["sleep", "600"]) as server:
+        assert end_of(server, spec) == guard._End("it did not answer", restart=True)
 
 
 class FakeServer:

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from pipeline.engine.start_command import Listening, StartCommand
@@ -31,6 +30,7 @@ from tests.unit.server.fake_server import (
     in_killed_process,
     slow_end,
     start,
+    tritonserver_of,
     write,
 )
 
@@ -99,9 +99,7 @@ def test_processes_in_sessions_of_their_own_end_with_the_server(fake, tmp_path):
     server = start(tmp_path)
     assert len(processes_of(server.state.server_id)) == 4
 
-    psutil.Process(next(p.pid for p in processes_of(server.state.server_id) if str(fake) in p.cmdline())).send_signal(
-        signal.SIGKILL
-    )
+    tritonserver_of(server, fake).send_signal(signal.SIGKILL)
     server.guard.wait()
 
     assert_gone(server)

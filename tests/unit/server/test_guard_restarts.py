@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import signal
-from contextlib import suppress
 
-import psutil
 import pytest
 
 from pipeline.errors import ServerError
 from pipeline.server.restart_limit import RestartLimit
 from pipeline.server.server import stop_server
 from pipeline.server.state import STATE, find_server, is_ready
-from tests.servers import processes_of, wait_for
-from tests.unit.server.fake_server import FREE, assert_gone, hurry_guards, start, write
-
-
-def tritonserver_of(server, fake):
-    """Its process. One that was killed has no command line until the guard has taken notice."""
-    for process in processes_of(server.state.server_id):
-        with suppress(psutil.Error):
-            if str(fake) in process.cmdline():
-                return process
-    return None
+from tests.servers import wait_for
+from tests.unit.server.fake_server import FREE, assert_gone, hurry_guards, start, tritonserver_of, write
 
 
 def test_a_server_that_was_ready_and_dies_is_started_again_so_often_and_then_stays_down(fake, tmp_path):

@@ -22,11 +22,17 @@ from pipeline.server.service import Service, find_services
 from pipeline.server.state import STATE, find_server, is_ready
 from pipeline.server.tritonserver_command import is_plain
 from tests.servers import left_over, processes_of, wait_for
-from tests.unit.server.fake_server import FREE, assert_gone, assert_killed, in_killed_process, slow_end, start, write
-
-
-def command_lines() -> list[str]:
-    return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+from tests.unit.server.fake_server import (
+    FREE,
+    assert_gone,
+    assert_killed,
+    command_lines,
+    in_killed_process,
+    slow_end,
+    start,
+    tritonserver_of,
+    write,
+)
 
 
 def test_a_stopped_server_leaves_nothing_behind(fake, tmp_path):
@@ -45,8 +51,8 @@ def test_paths_that_a_shell_would_split_get_other_names_that_go_with_the_server(
     repository = tmp_path / "models of é & co"
     repository.mkdir()
     server = start(tmp_path, repository=repository.name)
-    (tritonserver,) = (p for p in processes_of(server.state.server_id) if str(fake) in p.cmdline())
-    (name,) = (word.partition("=")[2] for word in tritonserver.cmdline() if word.startswith("--model-repository="))
+    words = tritonserver_of(server, fake).cmdline()
+    (name,) = (word.partition("=")[2] for word in words if word.startswith("--model-repository="))
     assert is_plain(Path(name))
     assert Path(name).samefile(repository)
     assert server.state.repository == str(repository)
@@ -86,7 +92,7 @@ def test_whatever_is_killed_only_the_log_is_left_and_the_next_start_works(fake, 
     server = start(tmp_path, note=notes.append)
     assert not any("its log is now" in note for note in notes)
     guard = psutil.Process(server.state.guard_pid)
-    tritonserver = next(p for p in processes_of(server.state.server_id) if str(fake) in p.cmdline())
+    tritonserver = tritonserver_of(server, fake)
     for process in {"guard": [guard], "server": [tritonserver], "both": [guard, tritonserver]}[victim]:
         process.send_signal(signal.SIGKILL)
     server.guard.wait()
@@ -135,7 +141,7 @@ def test_a_server_that_a_full_disk_leaves_without_a_state_does_not_run_on(fake, 
     with pytest.raises(OSError, match="No space"):
         start(tmp_path, detach=True)
 
-    assert not [words for words in command_lines() if str(tmp_path) in words]  # neither its guard
+    assert not command_lines(tmp_path)  # neither its guard
 
 
 def test_a_gateway_whose_server_has_no_guard_does_not_run_on(fake, tmp_path, monkeypatch):
@@ -150,7 +156,7 @@ def test_a_gateway_whose_server_has_no_guard_does_not_run_on(fake, tmp_path, mon
         start(tmp_path, FREE.model_copy(update={"gateway": GatewayConfig()}), detach=True)
 
     assert find_services(tmp_path / "run") == []
-    assert not [words for words in command_lines() if str(tmp_path) in words]
+    assert not command_lines(tmp_path)
 
 
 def test_a_gateway_whose_start_is_killed_before_its_server_has_a_guard_does_not_run_on(fake, tmp_path, monkeypatch):
@@ -161,7 +167,7 @@ def test_a_gateway_whose_start_is_killed_before_its_server_has_a_guard_does_not_
 
     assert_killed(in_killed_process(lambda: start(tmp_path, config, detach=True)))
 
-    wait_for(lambda: not [words for words in command_lines() if str(tmp_path) in words])
+    wait_for(lambda: not command_lines(tmp_path))
 
 
 def test_a_server_that_never_gets_ready_is_stopped(fake, tmp_path):

@@ -25,7 +25,7 @@ from pipeline.server.watch import answers
 from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, processes_of, wait_for
-from tests.unit.server.fake_server import hurry_guards
+from tests.unit.server.fake_server import command_lines, hurry_guards
 
 HTTP = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
 
@@ -129,8 +129,7 @@ def test_a_service_that_a_full_disk_leaves_without_a_state_does_not_run_on(run_d
     with pytest.raises(OSError, match="No space"):
         start(run_dir, service())
 
-    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-    assert not [command for command in commands if str(run_dir) in command]  # neither its guard
+    assert not command_lines(run_dir)  # neither its guard
 
 
 def test_one_service_of_a_name_per_run_folder(run_dir):
