@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import numpy as np
@@ -20,7 +21,6 @@ from pipeline.request_ids import chosen_id
 from tests.patience import PATIENCE_S
 from tests.unit.triton_stand_in import Triton, failed, response, serving
 
-T = TypeVar("T")
 TENSORS = {
     "text_input": np.asarray([["größer".encode()]], np.object_),
     "input_ids": np.asarray([[5, 6, 7]], np.int32),
@@ -31,28 +31,24 @@ TENSORS = {
 STATISTICS = {"num_draft_tokens": 3}
 
 
-def against(work: Callable[[TritonStream, Triton], Awaitable[T]], *answers: Any) -> T:
-    async def run() -> T:
-        async with serving(*answers) as (triton, url):
-            stream = TritonStream(url, "secret")
-            try:
-                return await work(stream, triton)
-            finally:
-                await stream.close()
+@asynccontextmanager
+async def connected(*answers: Any) -> AsyncIterator[tuple[TritonStream, Triton]]:
+    """A client of a stand-in for Triton, which sends the answers."""
+    async with serving(*answers) as (triton, url):
+        stream = TritonStream(url, "secret")
+        try:
+            yield stream, triton
+        finally:
+            await stream.close()
 
-    return asyncio.run(run())
 
-
-async def chunks_of(stream: TritonStream, triton: Triton) -> list[TokenChunk]:
+async def chunks_of(stream: TritonStream) -> list[TokenChunk]:
     return [chunk async for chunk in stream.generate(TENSORS, "id", {"traceparent": "00-a-b-01"})]
 
 
-def test_a_request_arrives_with_all_its_tensors() -> None:
-    async def asked(stream: TritonStream, triton: Triton) -> Triton:
-        await chunks_of(stream, triton)
-        return triton
-
-    triton = against(asked, response(finish_reason="length"))
+async def test_a_request_arrives_with_all_its_tensors() -> None:
+    async with connected(response(finish_reason="length")) as (stream, triton):
+        await chunks_of(stream)
 
     (request,) = triton.requests
     read = InferResult(
@@ -72,23 +68,23 @@ def test_a_request_arrives_with_all_its_tensors() -> None:
     assert triton.metadata["triton-grpc-protocol-lookahead-key"] == "secret"
 
 
-def test_chunks_come_with_all_that_belongs_to_their_tokens() -> None:
+async def test_chunks_come_with_all_that_belongs_to_their_tokens() -> None:
     ids, log_probs = np.asarray([[[8, 9]]], np.int32), np.asarray([[[-0.5, -1.0]]], np.float32)
     top_ids, top = np.asarray([[[8, 1], [9, 2]]], np.int32), np.asarray([[[-0.5, -2.0], [-1.0, -4.0]]], np.float32)
 
-    chunks = against(
-        chunks_of,
+    answers = [
         response(output_ids=ids),
         response(output_ids=ids, output_log_probs=log_probs, top_logprob_ids=top_ids, top_logprobs=top),
         response(output_ids=ids[..., :0], finish_reason="end_token", statistics=json.dumps(STATISTICS)),
-    )
+    ]
 
     tops = (((8, -0.5), (1, -2.0)), ((9, -1.0), (2, -4.0)))
-    assert chunks == [
-        TokenChunk([8, 9]),
-        TokenChunk([8, 9], log_probs=(-0.5, -1.0), top=tops),
-        TokenChunk([], "end_token", STATISTICS),
-    ]
+    async with connected(*answers) as (stream, _):
+        assert await chunks_of(stream) == [
+            TokenChunk([8, 9]),
+            TokenChunk([8, 9], log_probs=(-0.5, -1.0), top=tops),
+            TokenChunk([], "end_token", STATISTICS),
+        ]
 
 
 @pytest.mark.parametrize(
@@ -106,27 +102,24 @@ def test_chunks_come_with_all_that_belongs_to_their_tokens() -> None:
         (response(output_ids=np.asarray([[1]], np.int32)), EngineError),  # and no more
     ],
 )
-def test_errors_are_ours(answer: Any, error: type[Exception]) -> None:
-    with pytest.raises(error) as caught:
-        against(chunks_of, answer)
+async def test_errors_are_ours(answer: Any, error: type[Exception]) -> None:
+    async with connected(answer) as (stream, _):
+        with pytest.raises(error) as caught:
+            await chunks_of(stream)
     assert type(caught.value) is error
 
 
-def test_a_refused_stream_is_read_to_its_end() -> None:
-    async def refused(stream: TritonStream, triton: Triton) -> Triton:
+async def test_a_refused_stream_is_read_to_its_end() -> None:
+    async with connected(failed("wrong"), response()) as (stream, triton):
         with pytest.raises(RequestError, match="wrong"):
-            await chunks_of(stream, triton)
-        return triton
-
-    triton = against(refused, failed("wrong"), response())
-
+            await chunks_of(stream)
     assert triton.was_read.is_set()
     assert "triton_grpc_error" not in triton.metadata  # it makes Triton use freed memory
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_the_last_chunk_does_not_wait_for_the_end_of_the_stream(is_closed) -> None:
-    async def ask(stream: TritonStream, triton: Triton) -> Triton:
+async def test_the_last_chunk_does_not_wait_for_the_end_of_the_stream(is_closed) -> None:
+    async with connected(response(finish_reason="length"), None) as (stream, triton):
         chunks = stream.generate(TENSORS, "id", {})
         assert await asyncio.wait_for(anext(chunks), PATIENCE_S) == TokenChunk([], "length")
         if is_closed:
@@ -136,20 +129,16 @@ def test_the_last_chunk_does_not_wait_for_the_end_of_the_stream(is_closed) -> No
         assert not triton.was_read.is_set()
         triton.stop("")
         await asyncio.wait_for(triton.was_read.wait(), PATIENCE_S)
-        return triton
-
-    triton = against(ask, response(finish_reason="length"), None)
-
     assert triton.stopped == [""]  # by this test only: the request had ended
     assert not triton.was_cancelled.is_set()
 
 
 @pytest.mark.parametrize("how", ["closed", "cancelled"])
 @pytest.mark.parametrize("obeys", [True, False])
-def test_a_request_that_nobody_waits_for_is_stopped_and_cancelled_only_if_it_goes_on(monkeypatch, how, obeys) -> None:
+async def test_a_request_that_nobody_waits_for_is_stopped_and_cancelled_only_if_it_goes_on(monkeypatch, how, obeys):
     monkeypatch.setattr(triton_grpc, "LEAVE_S", PATIENCE_S)
-
-    async def leave(stream: TritonStream, triton: Triton) -> Triton:
+    one = response(output_ids=np.asarray([[1]], np.int32))
+    async with connected(one, None, response(finish_reason="length")) as (stream, triton):
         triton.obeys = obeys
         if not obeys:  # no earlier: the limit is that of the stop, too
             triton.on_stop = lambda: monkeypatch.setattr(triton_grpc, "LEAVE_S", 0.1)
@@ -162,35 +151,22 @@ def test_a_request_that_nobody_waits_for_is_stopped_and_cancelled_only_if_it_goe
             await asyncio.wait([waiting])
         await chunks.aclose()
         await asyncio.wait_for((triton.was_read if obeys else triton.was_cancelled).wait(), PATIENCE_S)
-        return triton
-
-    one = response(output_ids=np.asarray([[1]], np.int32))
-    triton = against(leave, one, None, response(finish_reason="length"))
-
     assert triton.stopped == [request.id for request in triton.requests]
     assert (triton.was_read.is_set(), triton.was_cancelled.is_set()) == (obeys, not obeys)
 
 
-def test_a_server_that_hangs_is_not_ready(monkeypatch) -> None:
+async def test_a_server_that_hangs_is_not_ready(monkeypatch) -> None:
     monkeypatch.setattr(triton_stream, "_READY_S", 0.1)
-
-    async def ask() -> bool:
-        async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0) as silent:
-            stream = TritonStream(f"127.0.0.1:{silent.sockets[0].getsockname()[1]}")
-            found = await asyncio.wait_for(stream.is_ready(), PATIENCE_S)
-            await stream.close()
-            return found
-
-    assert asyncio.run(ask()) is False
+    async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0) as silent:
+        stream = TritonStream(f"127.0.0.1:{silent.sockets[0].getsockname()[1]}")
+        assert not await asyncio.wait_for(stream.is_ready(), PATIENCE_S)
+        await stream.close()
 
 
-def test_a_server_that_is_gone_is_not_ready(monkeypatch) -> None:
+async def test_a_server_that_is_gone_is_not_ready(monkeypatch) -> None:
     monkeypatch.setattr(triton_stream, "_READY_S", PATIENCE_S)
-
-    async def ask(stream: TritonStream, triton: Triton) -> list[tuple[bool, bool]]:
+    async with connected() as (stream, _):
         gone = TritonStream("127.0.0.1:1")
         found = [(await each.is_ready(), each.cannot_be_reached) for each in (stream, gone)]
         await gone.close()
-        return found
-
-    assert against(ask) == [(True, False), (False, True)]
+    assert found == [(True, False), (False, True)]

@@ -61,23 +61,19 @@ async def disconnect(endless: Endless, deployments: Deployments, path: str, body
     assert not sent
 
 
-def stopped_and_sent(path: str, body: dict[str, Any]) -> tuple[list[str], str]:
+async def stopped_and_sent(path: str, body: dict[str, Any]) -> tuple[list[str], str]:
     """The ids that the gateway asked Triton to stop after a client left, and the id of its request."""
-
-    async def work() -> tuple[list[str], str]:
-        async with serving() as (triton, url):
-            deployments, endless = Deployments(deployment_at(url)), Endless()
-            await disconnect(endless, deployments, path, body)
-            await deployments.close()
-            return triton.stopped, endless.behind.body["id"]
-
-    return asyncio.run(work())
+    async with serving() as (triton, url):
+        deployments, endless = Deployments(deployment_at(url)), Endless()
+        await disconnect(endless, deployments, path, body)
+        await deployments.close()
+        return triton.stopped, endless.behind.body["id"]
 
 
 @pytest.mark.parametrize("path", [GENERATE, INFER, STREAM])
 @pytest.mark.parametrize("chosen", ["", "mine"])
-def test_the_request_of_a_client_that_leaves_is_stopped(path: str, chosen: str) -> None:
-    stopped, sent = stopped_and_sent(path, {"id": chosen, "inputs": []})
+async def test_the_request_of_a_client_that_leaves_is_stopped(path: str, chosen: str) -> None:
+    stopped, sent = await stopped_and_sent(path, {"id": chosen, "inputs": []})
     assert stopped == [sent]
     assert sent.startswith(f"alice/{chosen}#")
 
@@ -96,8 +92,8 @@ async def test_a_request_that_takes_too_long_is_stopped() -> None:
 @pytest.mark.parametrize(
     ("path", "body"), [(GENERATE, {"stop": True, "id": "mine"}), (INFER, {"inputs": [{"name": "stop"}], "id": "mine"})]
 )
-def test_a_request_that_stops_others_has_the_id_that_the_client_chose(path: str, body: dict[str, Any]) -> None:
-    assert stopped_and_sent(path, body) == ([], "alice/mine")
+async def test_a_request_that_stops_others_has_the_id_that_the_client_chose(path: str, body: dict[str, Any]) -> None:
+    assert await stopped_and_sent(path, body) == ([], "alice/mine")
 
 
 async def test_a_server_that_has_ended_need_not_be_stopped() -> None:

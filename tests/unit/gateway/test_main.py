@@ -89,21 +89,17 @@ async def test_the_gateway_follows_its_spec_and_says_so(tmp_path: Path, monkeypa
         ("0.0.0.0", (), "https://page.example", 405, None),
     ],
 )
-def test_web_pages_need_a_key_or_this_machine(host, keys, origin, status, allowed):
+async def test_web_pages_need_a_key_or_this_machine(host, keys, origin, status, allowed):
     """A browser asks with OPTIONS before it sends a page's request, and without a key."""
     server = Behind(lambda request: json_answer(200, {"text_output": "x"}))
     spec = spec_of(*keys).model_copy(update={"host": host, "metrics_port": 9})
     headers = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": "x, y"}
-
-    async def work() -> tuple[httpx.Response, ...]:
-        transport = httpx.ASGITransport(gateway._application(spec, http_gateway(server, spec)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            asked = await client.options(GENERATE, headers=headers)
-            key = {"authorization": "Bearer alice"}
-            metrics = await client.get("http://localhost:9/metrics", headers={"origin": origin})
-            return asked, await client.post(GENERATE, headers={"origin": origin, **key}, json={}), metrics
-
-    asked, answer, metrics = asyncio.run(work())
+    transport = httpx.ASGITransport(gateway._application(spec, http_gateway(server, spec)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        asked = await client.options(GENERATE, headers=headers)
+        metrics = await client.get("http://localhost:9/metrics", headers={"origin": origin})
+        key = {"authorization": "Bearer alice"}
+        answer = await client.post(GENERATE, headers={"origin": origin, **key}, json={})
 
     assert asked.status_code == status
     assert asked.headers.get("access-control-allow-headers") == (allowed and "x, y")

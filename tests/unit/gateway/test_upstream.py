@@ -15,29 +15,25 @@ OK = b"HTTP/1.1 200 OK\r\n"
 Work = Callable[[str], Awaitable[object]]
 
 
-def against(work: Work, *pieces: bytes, ends: bool = False) -> tuple[object, bytes]:
+async def against(work: Work, *pieces: bytes, ends: bool = False) -> tuple[object, bytes]:
     """What `work` returns for the address of a server that sends these pieces, one in a write, and what the server has
     read when its client closes the connection. ends: the server closes it first."""
+    read: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    async def run() -> tuple[object, bytes]:
-        read: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0.01)
+        if not ends:
+            request += await reader.read()  # returns when the client closes
+        read.set_result(request)
+        writer.close()
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            request = await reader.readuntil(b"\r\n\r\n")
-            for piece in pieces:
-                writer.write(piece)
-                await asyncio.sleep(0.01)
-            if not ends:
-                request += await reader.read()  # returns when the client closes
-            read.set_result(request)
-            writer.close()
-
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            result = await work(f"127.0.0.1:{port}")
-            return result, await asyncio.wait_for(read, PATIENCE_S)  # while this loop goes on
-
-    return asyncio.run(run())
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        result = await work(f"127.0.0.1:{port}")
+        return result, await asyncio.wait_for(read, PATIENCE_S)  # while this loop goes on
 
 
 def request_to(address: str, body: bytes = b"", *others: str, value: str = "b") -> UpstreamRequest:
@@ -50,9 +46,9 @@ async def pieces_of(address: str, *others: str, value: str = "b") -> list[bytes]
         return [piece async for piece in response.chunks]
 
 
-def test_an_answered_request_leaves_no_connection_open() -> None:
+async def test_an_answered_request_leaves_no_connection_open() -> None:
     """A Triton that is shutting down waits for idle connections before its models can save anything."""
-    found, read = against(pieces_of, OK + b"content-length: 2\r\n\r\nok")
+    found, read = await against(pieces_of, OK + b"content-length: 2\r\n\r\nok")
 
     assert found == [b"ok"]
     head, *headers, end, body = read.split(b"\r\n")
@@ -60,8 +56,10 @@ def test_an_answered_request_leaves_no_connection_open() -> None:
     assert {b"a: b", b"x-request-id: id", b"content-length: 5"} < set(headers)
 
 
-def test_pieces_come_as_they_were_sent() -> None:
-    found, _ = against(pieces_of, OK + b"transfer-encoding: chunked\r\n\r\n", b"1\r\na\r\n", b"2\r\nbc\r\n0\r\n\r\n")
+async def test_pieces_come_as_they_were_sent() -> None:
+    found, _ = await against(
+        pieces_of, OK + b"transfer-encoding: chunked\r\n\r\n", b"1\r\na\r\n", b"2\r\nbc\r\n0\r\n\r\n"
+    )
 
     assert found == [b"a", b"bc"]
 
@@ -77,17 +75,17 @@ def test_pieces_come_as_they_were_sent() -> None:
         OK + b"transfer-encoding: chunked\r\n\r\n5\r\nab",
     ],
 )
-def test_a_server_that_breaks_off_is_an_error(sent: bytes) -> None:
+async def test_a_server_that_breaks_off_is_an_error(sent: bytes) -> None:
     with pytest.raises(Unreachable):
-        against(pieces_of, sent, ends=True)
+        await against(pieces_of, sent, ends=True)
 
 
-def test_a_server_that_is_not_there_is_an_error() -> None:
+async def test_a_server_that_is_not_there_is_an_error() -> None:
     with pytest.raises(Unreachable):
-        asyncio.run(pieces_of("127.0.0.1:1"))
+        await pieces_of("127.0.0.1:1")
 
 
-def test_a_stream_that_is_left_closes_its_connection() -> None:
+async def test_a_stream_that_is_left_closes_its_connection() -> None:
     """Which cancels the request behind."""
 
     async def first(address: str) -> int:
@@ -96,20 +94,20 @@ def test_a_stream_that_is_left_closes_its_connection() -> None:
                 break
             return response.status
 
-    assert against(first, OK + b"content-length: 1000\r\n\r\na")[0] == 200
+    assert (await against(first, OK + b"content-length: 1000\r\n\r\na"))[0] == 200
 
 
-def test_a_header_cannot_begin_another_one() -> None:
+async def test_a_header_cannot_begin_another_one() -> None:
     with pytest.raises(h11.LocalProtocolError):
-        against(lambda address: pieces_of(address, value="b\r\nx: y"))
+        await against(lambda address: pieces_of(address, value="b\r\nx: y"))
 
 
-def test_the_first_server_that_accepts_a_connection_gets_the_request_and_only_its_own_key() -> None:
+async def test_the_first_server_that_accepts_a_connection_gets_the_request_and_only_its_own_key() -> None:
     dead = "127.0.0.1:1"
-    found, read = against(lambda address: pieces_of(dead, address, dead), OK + b"content-length: 2\r\n\r\nok")
+    found, read = await against(lambda address: pieces_of(dead, address, dead), OK + b"content-length: 2\r\n\r\nok")
 
     assert found == [b"ok"]
     assert read.count(b"key: secret of 127.0.0.1:") == 1
     assert b"secret of 127.0.0.1:1\r" not in read
     with pytest.raises(Unreachable, match=r"127.0.0.1:1: .*; 127.0.0.1:1: "):
-        asyncio.run(pieces_of(dead, dead))
+        await pieces_of(dead, dead)
