@@ -186,18 +186,13 @@ async def test_a_worker_lists_its_lease_of_etcd_for_its_guard(tmp_path, monkeypa
     )
 
 
-def test_a_worker_publishes_its_membership(monkeypatch):
+async def test_a_worker_publishes_its_membership(monkeypatch):
     monkeypatch.delenv(FILE_KV, raising=False)
+    async with serving() as (_, url):
+        worker = TritonEngine(SPEC.model_copy(update={"triton_urls": (url,)}))
+        published = (await worker.start(1)).runtime_data
+        await worker.cleanup()
 
-    async def start() -> Any:
-        async with serving() as (_, url):
-            worker = TritonEngine(SPEC.model_copy(update={"triton_urls": (url,)}))
-            try:
-                return (await worker.start(1)).runtime_data
-            finally:
-                await worker.cleanup()
-
-    published = asyncio.run(start())
     assert Membership.model_validate(published[MEMBERSHIP]) == FLEET
     assert published[HAS_FRONT_END] is SPEC.has_front_end
 
