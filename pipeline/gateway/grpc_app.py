@@ -170,7 +170,7 @@ class GrpcGateway:
                 continue
             tasks = [task for task in tasks if not task.done()]
             tasks.append(stream.run(self._serve(request, own_id, stream, deployment)))
-            tasks[-1].add_done_callback(lambda ended, held=held: held.close())
+            tasks[-1].add_done_callback(partial(_release, held))
         if tasks:
             await asyncio.wait(tasks)
         await stream.put(None)
@@ -257,6 +257,10 @@ async def _refused(context: Any) -> AsyncIterator[None]:
         refusal = error
     trailing = () if refusal.retry_after_s is None else (("retry-after", str(refusal.retry_after_s)),)
     await context.abort(refusal.grpc_code, refusal.sentence, trailing)
+
+
+def _release(held: ExitStack, ended: asyncio.Task[None]) -> None:
+    held.close()
 
 
 def _refusal_of_rpc(error: grpc.aio.AioRpcError) -> Refusal:
