@@ -25,6 +25,7 @@ from pipeline.gateway.connections import (
     by_port,
     for_pages,
     for_this_machine,
+    in_origin_form,
     uvicorn_options,
     with_one_length,
 )
@@ -84,7 +85,7 @@ def _application(spec: GatewaySpec, gateway: HttpGateway) -> ASGIApp:
     is_local = spec.host.startswith("127.") and not spec.api_keys
     app: ASGIApp = gateway.app()
     app = by_port(for_pages(app) if spec.api_keys or is_local else app, {spec.metrics_port: gateway.metrics_app()})
-    return with_one_length(for_this_machine(app) if is_local else app)
+    return with_one_length(in_origin_form(for_this_machine(app) if is_local else app))
 
 
 async def _follow_spec(deployments: Deployments, spec_path: Path) -> None:

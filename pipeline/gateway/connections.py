@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
+from urllib.parse import unquote
 
 import h11
 from starlette.middleware.cors import CORSMiddleware
@@ -18,6 +19,8 @@ from pipeline.gateway.response_writer import ResponseWriter, Style
 
 # Host and port of an address of this machine.
 _LOCAL = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1?\])(?::\d+)?", re.I)
+# A request's target that is a whole URL: host and path.
+_URL = re.compile(rb"https?://([^/]+)(/.*|)", re.I)
 _FOREIGN = (
     "without API keys only programs and pages of this machine are served; use the address localhost or 127.0.0.1, or "
     "set server.api_keys"
@@ -122,6 +125,20 @@ def bounded_protocol(header_timeout_s: float, max_connections: int) -> type[asyn
                 self.transport.abort()
 
     return BoundedProtocol
+
+
+def in_origin_form(app: ASGIApp) -> ASGIApp:
+    """Application for requests whose target may be a whole URL, as a client sends it that takes the server for a proxy
+    (RFC 9112, 3.2.2). The host of the URL replaces the header Host."""
+
+    async def converted(scope: Scope, receive: Receive, send: Send) -> None:
+        if (found := _URL.fullmatch(scope["raw_path"])) is not None:
+            host, path = found.groups()
+            headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+            scope = {**scope, "path": unquote(path.decode("ascii")) or "/", "headers": [*headers, (b"host", host)]}
+        await app(scope, receive, send)
+
+    return converted
 
 
 def with_one_length(app: ASGIApp) -> ASGIApp:

@@ -59,6 +59,12 @@ def test_a_web_page_of_another_site_reaches_nothing(closed, header):
     assert "localhost" in answer.json()["error"]
 
 
+def test_a_client_that_takes_the_server_for_a_proxy_is_served(closed):
+    with httpx.Client(proxy=closed.state.http_url, timeout=PATIENCE_S) as client:
+        assert client.get("http://localhost/v2/health/ready").status_code == 200
+        assert client.get("http://evil.example/v2/health/ready").status_code == 403
+
+
 def test_huge_and_endless_bodies_are_cut_off(closed):
     host, port = "127.0.0.1", closed.state.http_port
     connection = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)

@@ -14,7 +14,7 @@ import uvicorn
 
 from pipeline.gateway import connections
 from pipeline.gateway.__main__ import _listening
-from pipeline.gateway.connections import for_this_machine, uvicorn_options, with_one_length
+from pipeline.gateway.connections import for_this_machine, in_origin_form, uvicorn_options, with_one_length
 from tests.patience import PATIENCE_S
 from tests.unit.gateway.gateways import GENERATE, behind, http_gateway, spec_of, until
 
@@ -188,6 +188,27 @@ async def test_a_body_that_nobody_reads_ends_the_connection_and_cannot_hold_it(m
             assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).startswith(b"HTTP/1.1 200 ")
             writer.close()
         assert (await ask(address, REQUEST)).endswith(b"ok")
+
+
+async def test_a_target_that_is_a_whole_url_is_its_path_and_its_host():
+    """The host is checked in `for_this_machine`."""
+    found_in = {
+        b"http://localhost:8080/v2/%61?b=c": ("/v2/a", b"localhost:8080"),
+        b"HTTPS://127.0.0.1": ("/", b"127.0.0.1"),
+        b"http://[::1/v2": ("/v2", b"[::1"),
+        b"//evil/v2": ("//evil/v2", b"x"),
+        b"/http://evil/v2": ("/http://evil/v2", b"x"),
+    }
+    scopes: list[Any] = []
+
+    async def record(scope, receive, send):
+        scopes.append(scope)
+        await prompt(scope, receive, send)
+
+    async with serving(in_origin_form(record)) as address:
+        for target in found_in:
+            assert (await ask(address, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")).endswith(b"ok")
+    assert [(scope["path"], dict(scope["headers"])[b"host"]) for scope in scopes] == list(found_in.values())
 
 
 async def test_pieces_of_a_response_are_sent_at_once():
