@@ -14,14 +14,13 @@ from typing import Any, Literal, NamedTuple
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
 from pipeline.config.folders import expanded
-from pipeline.config.schema import TensorRTLLMConfig
 
 Method = Literal["from_hugging_face", "quantize", "convert_checkpoint.py", "quantize.py"]
 
 # Folder of the examples in the containers.
 EXAMPLES_ROOT = "/app"
 # Formats that need no calibration.
-_PLAIN = ("none", "int8_wo", "int4_wo")
+PLAIN = ("none", "int8_wo", "int4_wo")
 _WEIGHT_ONLY_PRECISION = {"int8_wo": "int8", "int4_wo": "int4"}
 # Options that every family's script has. Used for scripts without a complete list.
 _COMMON_FLAGS = ("model_dir", "output_dir", "dtype", "tp_size")
@@ -42,10 +41,10 @@ def method_of(context: BuildContext) -> Method:
     if "script_only" in context.traits:
         return "convert_checkpoint.py"
     if trt.kv_cache_dtype == "int8":
-        return "convert_checkpoint.py" if trt.quantization in _PLAIN else "quantize.py"
+        return "convert_checkpoint.py" if trt.quantization in PLAIN else "quantize.py"
     if trt.kv_cache_dtype == "fp8":
         return "quantize.py" if trt.quantization in _WEIGHT_ONLY_PRECISION else "quantize"
-    return "from_hugging_face" if trt.quantization in _PLAIN else "quantize"
+    return "from_hugging_face" if trt.quantization in PLAIN else "quantize"
 
 
 def known_script_flags(family: str) -> frozenset[str]:
@@ -53,35 +52,18 @@ def known_script_flags(family: str) -> frozenset[str]:
     return frozenset(release_data.release().convert_flags.get(family, {})) or frozenset(_COMMON_FLAGS)
 
 
-class ScriptNeed(NamedTuple):
-    """A setting that needs an option of the family's script. option: None if no script supports the setting. found:
-    value of the setting. plain: the value that needs no option."""
-
-    option: str | None
-    key: str
-    found: object
-    plain: object
-
-
-def needs_of_script(context: BuildContext) -> list[ScriptNeed]:
-    """Settings that need options of a family's script, besides those for tensor-parallel ranks."""
+def options_of_script(context: BuildContext) -> dict[str, str | None]:
+    """Option of a family's script by the setting of `tensorrt_llm` that needs it, unless that has its default; None if
+    no script supports the setting."""
     trt = context.trt
-    options: dict[str, str | None] = {
-        "quantization": "use_weight_only" if trt.quantization in _PLAIN else None,
+    options = {
+        "quantization": "use_weight_only" if trt.quantization in PLAIN else None,
         "kv_cache_dtype": f"{trt.kv_cache_dtype}_kv_cache",
         "context_parallel": "cp_size",
     }
     if "moe" in context.traits:
         options |= {"moe_tensor_parallel": "moe_tp_size", "moe_expert_parallel": "moe_ep_size"}
-    if is_calibrated(context):
-        options["calib_size"] = "calib_size"
-    plain = TensorRTLLMConfig()
-    needs = [
-        ScriptNeed(option, f"tensorrt_llm.{name}", getattr(trt, name), getattr(plain, name))
-        for name, option in options.items()
-    ]
-    needs.append(ScriptNeed("pp_size", "model.parallelism.pipeline", context.model.parallelism.pipeline, 1))
-    return [need for need in needs if need.found != need.plain]
+    return options | ({"calib_size": "calib_size"} if is_calibrated(context) else {})
 
 
 def is_calibrated(context: BuildContext) -> bool:
@@ -150,9 +132,10 @@ def conversion_of(context: BuildContext, source: Path, output: Path, request: Pa
 
 
 def _convert_argv(context: BuildContext, source: Path, output: Path) -> tuple[str, ...]:
-    family = release_data.release().family(context.model.architecture)
-    assert family is not None, "the rules refuse architectures without a script"
-    script = f"{EXAMPLES_ROOT}/{release_data.release().script_dirs[family]}/convert_checkpoint.py"
+    release = release_data.release()
+    folder = release.families[release.model_map[context.model.architecture]]
+    family = folder.rpartition("/")[2]
+    script = f"{EXAMPLES_ROOT}/examples/models/{folder}/convert_checkpoint.py"
     known, ranks, trt = known_script_flags(family), context.model.parallelism, context.trt
     values: dict[str, object] = {
         "model_dir": source,
@@ -162,11 +145,11 @@ def _convert_argv(context: BuildContext, source: Path, output: Path) -> tuple[st
     }
     sizes = {name: size for name, size in mapping_arguments(context).items() if name not in ("world_size", "tp_size")}
     values |= {name: size for name, size in sizes.items() if size > 1 or (size == 1 and name.startswith("moe"))}
-    if (kind := release_data.release().script_kind_options.get(family)) is not None:
+    if (kind := release.script_kind_options.get(family)) is not None:
         values[kind] = "hf"  # the script reads several kinds of checkpoint
     if "workers" in known:
         values["workers"] = context.world_size
-    spelling = release_data.release().script_spellings.get(family, {})
+    spelling = release.script_spellings.get(family, {})
     options = [word for name, value in values.items() for word in (f"--{spelling.get(name, name)}", str(value))]
     if trt.quantization in _WEIGHT_ONLY_PRECISION:
         options += ["--use_weight_only", "--weight_only_precision", _WEIGHT_ONLY_PRECISION[trt.quantization]]

@@ -69,14 +69,5 @@ def _quant_config(call: Mapping[str, Any]) -> Any:
     return QuantConfig(**{name: QuantAlgo[algo] for name, algo in call["quant_config"].items()})
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command line, and return its exit code."""
-    if len(arguments) != 1:
-        print("usage: python3 -m pipeline.backends.tensorrt_llm.conversion_script request.json", file=sys.stderr)
-        return 2
-    convert(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    convert(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

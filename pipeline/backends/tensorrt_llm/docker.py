@@ -12,14 +12,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.backends.tensorrt_llm.release_data import LOADER_SWITCH, image_of
+from pipeline.backends.tensorrt_llm.release_data import image_of
 from pipeline.engine.fingerprint import digest_of
 from pipeline.errors import ServerError
 from pipeline.files import end_of_log
 
 BUILD_LOG = "docker-build.log"
-# Environment variables that a stage must not inherit: the loader switch would change the converted weights.
-DROPPED_VARIABLES = (LOADER_SWITCH,)
 # Login variables. The container has no user with the caller's id, and libraries name their cache folders after the
 # user: without these, torch fails with a KeyError.
 _LOGIN = {"HOME": "/tmp", "USER": "lookahead", "LOGNAME": "lookahead"}

@@ -15,9 +15,6 @@ from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BUILD_MODES, BuildContext, FlagValue
 from pipeline.engine.traits import Mode
 
-# Options of the command line with another name in BuildConfig.
-_FIELD_OF_FLAG = {"strip_plan": "use_strip_plan"}
-_SEVERAL_FIELDS = {"gather_all_token_logits": ("gather_context_logits", "gather_generation_logits")}
 # Fields of BuildConfig that do not describe the engine.
 _NOT_EXPECTED = ("input_timing_cache", "output_timing_cache", "visualize_network")
 
@@ -66,15 +63,14 @@ def expected_config(context: BuildContext, mode: Mode, flags: Mapping[str, FlagV
     config: dict[str, Any] = {}
     plugins: dict[str, Any] = {"dtype": context.resolved.dtype}
     for name, value in flags.items():
-        field = _FIELD_OF_FLAG.get(name, name)
         if known[name].group == "plugin":
             plugins[name] = _plugin_value(known[name], value)
-        elif name in _SEVERAL_FIELDS:
-            config |= dict.fromkeys(_SEVERAL_FIELDS[name], value)
+        elif name == "gather_all_token_logits":
+            config |= {"gather_context_logits": value, "gather_generation_logits": value}
         elif name == "speculative_decoding_mode":
             config[name] = release_data.release().speculative_decoding_modes[str(value).upper()]
-        elif field in fields and field not in _NOT_EXPECTED:
-            config[field] = value
+        elif name in fields and name not in _NOT_EXPECTED:
+            config[name] = value
     if flags.get("fast_build"):
         plugins["manage_weights"] = True
     config.setdefault("speculative_decoding_mode", release_data.release().speculative_decoding_modes["NONE"])

@@ -39,12 +39,11 @@ class Gpu:
 @dataclass(frozen=True, slots=True)
 class Environment:
     """The environment of builds. version: of the installed TensorRT-LLM; None without it. docker: path of the program;
-    None without it. loader_switched_off: whether the variable LOADER_SWITCH is set."""
+    None without it."""
 
     version: str | None
     docker: str | None
     gpus: tuple[Gpu, ...]
-    loader_switched_off: bool
 
     @property
     def where(self) -> Where:
@@ -58,7 +57,6 @@ def detect(environment: Mapping[str, str] = os.environ) -> Environment:
         version=package_versions(environment).get("tensorrt_llm"),
         docker=shutil.which("docker", path=environment.get("PATH")),
         gpus=gpus(environment),
-        loader_switched_off=bool(environment.get(release_data.LOADER_SWITCH)),
     )
 
 
@@ -137,7 +135,7 @@ def program_answer(command: Sequence[str]) -> str | None:
 def engine_version(resolved: ResolvedConfig) -> str:
     """Version of TensorRT-LLM that builds and runs the engine: the installed one, else that of the container."""
     container = release_data.release().containers[resolved.profile.tensorrt_llm.container_tag]
-    return package_versions().get("tensorrt_llm") or container.trtllm or "unknown"
+    return package_versions().get("tensorrt_llm", container.trtllm)
 
 
 def engine_device(resolved: ResolvedConfig) -> str:
@@ -162,9 +160,6 @@ def require_ready(found: Environment, resolved: ResolvedConfig, world_size: int)
             f"TensorRT-LLM {found.version} is installed; engines with lookahead decoding need release line {release}. "
             f"Use the container {image}."
         )
-    elif found.where == "here" and found.loader_switched_off:
-        switch = release_data.LOADER_SWITCH
-        text = f"{switch} is set, which disables the checkpoint loader that conversions need. Unset it."
     elif not found.gpus:
         text = "nvidia-smi shows no GPU; trtllm-build fails without one. Build on the machine that serves."
     elif len(found.gpus) < world_size:

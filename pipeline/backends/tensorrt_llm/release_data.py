@@ -13,8 +13,6 @@ from pipeline.config.schema import Frozen
 from pipeline.engine.backend import VersionTable
 
 RELEASE_LINE = "1.2"
-# The first release whose Triton backend reads W, N and G.
-FIRST_WITH_LOOKAHEAD_PARAMETERS = (0, 19)
 # With one of these words anywhere in a checkpoint's path, the Llama loader expects other weight names.
 _MISLEADING_WORDS = ("llava", "vila", "exaone")
 # Words that the path must contain: the Llama loader recognizes EXAONE by it, and ChatGLM's converter the version.
@@ -25,7 +23,8 @@ NEEDED_PATH_WORDS = {
     "ChatGLMForCausalLM": "glm",
     "ChatGLMForConditionalGeneration": "glm",
 }
-# Environment variable that disables TensorRT-LLM's unified converter, which all conversions here use.
+# Environment variable that disables TensorRT-LLM's unified converter, which all conversions here use. No stage inherits
+# it, because it would change the converted weights.
 LOADER_SWITCH = "TRTLLM_DISABLE_UNIFIED_CONVERTER"
 # Number of heads by which the converter recognizes the 7B Baichuan model with RoPE. It treats others as the 13B with
 # ALiBi.
@@ -37,11 +36,8 @@ Trait = Literal[
     "alibi",
     "maybe_alibi",
     "recurrent",
-    "own_speculation",
     "script_only",
     "remote_code",
-    "multimodal",
-    "no_text",
     "sliding_window",
     "no_xqa_kernel",
     "uneven_layers",
@@ -66,15 +62,12 @@ class Flag(Option):
 
 
 class Container(Frozen):
-    """Versions in a Triton container; None if no source confirms one. trtllm: TensorRT-LLM. engine_backend: whether it
-    can build and serve engines."""
+    """Versions in a Triton container. trtllm: TensorRT-LLM."""
 
-    trtllm: str | None
-    tensorrt: str | None
-    torch: str | None
-    cuda: str | None
-    driver: str | None
-    engine_backend: bool
+    trtllm: str
+    tensorrt: str
+    torch: str
+    cuda: str
 
 
 class Requirement(Frozen):
@@ -90,11 +83,11 @@ class ReleaseData(Frozen, extra="ignore"):
     """Content of `release_data.json`. build_flags: options of trtllm-build by name without dashes.
     build_config_fields: names in BuildConfig. parameters: of the C++ backend's `tensorrt_llm` model.
     ..._set_elsewhere: those that the pipeline or another setting sets, with that setting. ..._of_no_use: those that
-    must not be set, with the reason. model_map: TensorRT-LLM's class by architecture. model_traits: differences of an
-    architecture from a plain decoder with rotary positions. not_in_engine_backend: well-known architectures that only
-    the PyTorch backend supports. families: example folder with the conversion script of a class. convert_flags: known
-    options of a family's convert_checkpoint.py. lookahead_tested_on: compute capabilities of NVIDIA's tests.
-    requirements: of the release line, for the machine that builds and serves. containers: by tag, the oldest first."""
+    must not be set, with the reason. model_map: TensorRT-LLM's class by architecture, of text models. model_traits:
+    differences of an architecture from a plain decoder with rotary positions. families: folder of the conversion script
+    of a class, below examples/models. convert_flags: known options of a family's convert_checkpoint.py.
+    lookahead_tested_on: compute capabilities of NVIDIA's tests. requirements: of the release line, for the machine that
+    builds and serves. containers: with it, by tag, the oldest first."""
 
     build_flags: dict[str, Flag]
     build_config_fields: frozenset[str]
@@ -106,9 +99,7 @@ class ReleaseData(Frozen, extra="ignore"):
     speculative_decoding_modes: dict[str, int]
     model_map: dict[str, str]
     model_traits: dict[str, frozenset[Trait]]
-    not_in_engine_backend: tuple[str, ...]
     families: dict[str, str]
-    script_dirs: dict[str, str]
     script_spellings: dict[str, dict[str, str]]
     script_kind_options: dict[str, str]
     convert_flags: dict[str, dict[str, Any]]
@@ -121,8 +112,8 @@ class ReleaseData(Frozen, extra="ignore"):
         return self.model_traits.get(architecture, frozenset())
 
     def family(self, architecture: str) -> str | None:
-        """Example folder with the conversion script of an architecture; None if there is none."""
-        return self.families.get(self.model_map.get(architecture, ""))
+        """Name of the folder with the conversion script of an architecture; None if there is none."""
+        return self.families.get(self.model_map.get(architecture, ""), "").rpartition("/")[2] or None
 
 
 @cache
@@ -142,12 +133,6 @@ def image_of(tag: str) -> str:
     return f"nvcr.io/nvidia/tritonserver:{tag}-trtllm-python-py3"
 
 
-def release_of(version: str) -> tuple[int, int]:
-    """First two numbers of a version such as "1.2.0rc8"."""
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
-
-
 def misleading_words(architecture: str, path: str) -> tuple[str, ...]:
     """Words in a path by which the Llama loader mistakes the checkpoint for another kind of model."""
     if release().model_map.get(architecture) != "LLaMAForCausalLM":
@@ -164,28 +149,11 @@ def is_met(requirement: Requirement, version: str) -> bool:
         return False
 
 
-def container_status(container: Container) -> str:
-    """Whether this pipeline supports a container: "yes" or "no", with the reason."""
-    if not container.engine_backend:
-        return "no engines"
-    if container.trtllm is None:
-        return "not confirmed"
-    found = release_of(container.trtllm)
-    if found == release_of(f"{RELEASE_LINE}.0"):
-        return "yes, a release candidate" if "rc" in container.trtllm else "yes"
-    if found < FIRST_WITH_LOOKAHEAD_PARAMETERS:
-        return "no: no lookahead parameters before 0.19"
-    return f"no: not release line {RELEASE_LINE}"
-
-
 def version_tables() -> tuple[VersionTable, ...]:
-    """Tables of the requirements, and of the containers, the newest first; "-" for an unknown version."""
+    """Tables of the requirements, and of the containers, the newest first."""
     needs = tuple((need.name, need.range, need.why) for need in release().requirements)
-    columns = ("container", "TensorRT-LLM", "TensorRT", "torch", "CUDA", "driver", "served by this pipeline")
-    matrix = tuple(
-        (tag, *(text or "-" for text in (c.trtllm, c.tensorrt, c.torch, c.cuda, c.driver)), container_status(c))
-        for tag, c in reversed(release().containers.items())
-    )
+    columns = ("container", "TensorRT-LLM", "TensorRT", "torch", "CUDA")
+    matrix = tuple((tag, c.trtllm, c.tensorrt, c.torch, c.cuda) for tag, c in reversed(release().containers.items()))
     return (
         VersionTable(f"Release line {RELEASE_LINE} needs", ("part", "version", "what for"), needs),
         VersionTable(f"Containers (`{image_of('TAG')}`)", columns, matrix),

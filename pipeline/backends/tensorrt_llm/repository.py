@@ -19,9 +19,6 @@ from pipeline.engine.artifact import Artifact
 from pipeline.repository import model_config
 from pipeline.repository.contract import model_contract
 
-# Omitted although they have a default: they are for other models and modes, and the last one has no effect any more.
-UNSET = frozenset({"encoder_model_path", "medusa_choices", "eagle_choices", "enable_trt_overlap"})
-
 Value = bool | int | float | str
 
 
@@ -52,11 +49,8 @@ def target(context: BuildContext, instance: Instance, engine: Path, artifact: Ar
 def parameter_values(context: BuildContext, instance: Instance, engine: Path, tokenizer: Path) -> dict[str, Value]:
     """Typed parameters of an instance. For others the backend uses its defaults."""
     trt = context.trt
-    values: dict[str, Value] = {
-        name: entry.default
-        for name, entry in release().parameters.items()
-        if entry.default is not None and name not in UNSET
-    }
+    known = release().parameters
+    values: dict[str, Value] = {name: entry.default for name, entry in known.items() if entry.default is not None}
     values |= {
         **dict.fromkeys(model_contract("tensorrt_llm").required_parameters, ""),
         "gpt_model_type": "inflight_fused_batching",

@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.backends.tensorrt_llm.docker import DROPPED_VARIABLES, remove_argv, stage_id
+from pipeline.backends.tensorrt_llm.docker import remove_argv, stage_id
 from pipeline.backends.tensorrt_llm.normalize import expected_rotary, normalized
 from pipeline.backends.tensorrt_llm.plan import BuildStage, EngineStage, Plan
 from pipeline.backends.tensorrt_llm.readback import checkpoint_differences, engine_differences, require_equal
+from pipeline.backends.tensorrt_llm.release_data import LOADER_SWITCH
 from pipeline.backends.tensorrt_llm.shape import shape_from_config
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import load_weights, write_tokenizer
@@ -45,7 +46,7 @@ Run = Callable[[Sequence[str], Mapping[str, str], Path, Path], int]
 def run_process(argv: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> int:
     """Run a command in a new process, and end it with all its children if this process is interrupted. Raises
     BuildError if it cannot be started."""
-    inherited = {name: value for name, value in os.environ.items() if name not in DROPPED_VARIABLES}
+    inherited = {name: value for name, value in os.environ.items() if name != LOADER_SWITCH}
     try:
         with log.open("wb") as file:
             process = subprocess.Popen(

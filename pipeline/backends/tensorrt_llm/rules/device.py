@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.release_data import container_status
 from pipeline.backends.tensorrt_llm.resource_estimate import gpu_need, kv_share, kv_tokens_of
-from pipeline.backends.tensorrt_llm.rules.faults import parameter, setting, wrong
+from pipeline.backends.tensorrt_llm.rules.faults import wrong
 from pipeline.config.faults import Fault
 
 _GIB = 1 << 30
@@ -39,27 +38,24 @@ def gpu_has_the_formats(context: BuildContext) -> Iterator[Fault]:
     if gpu < (first := _FIRST_GPU.get(weights, 0)):
         kind = "FP4" if first == 100 else "FP8"
         reason = f"{kind} needs compute capability {first} or newer, and {_KEY} is {gpu}"
-        yield wrong(setting("quantization"), weights, reason, _OTHERS[first])
+        yield wrong("tensorrt_llm.quantization", weights, reason, _OTHERS[first])
     if cache == "fp8" and gpu < 89:
         reason = f"it needs compute capability 89 or newer, and {_KEY} is {gpu}"
-        yield wrong(setting("kv_cache_dtype"), cache, reason, "Use 'auto'.")
+        yield wrong("tensorrt_llm.kv_cache_dtype", cache, reason, "Use 'auto'.")
     if 100 <= gpu < 120:
         reason = f"the builder refuses it for {_KEY} = {gpu}"
         if weights in _INTEGER_FORMATS:
-            yield wrong(setting("quantization"), weights, reason, "Use 'fp8' or 'nvfp4'.")
+            yield wrong("tensorrt_llm.quantization", weights, reason, "Use 'fp8' or 'nvfp4'.")
         if cache == "int8":
-            yield wrong(setting("kv_cache_dtype"), cache, reason, "Use 'auto' or 'fp8'.")
+            yield wrong("tensorrt_llm.kv_cache_dtype", cache, reason, "Use 'auto' or 'fp8'.")
 
 
 def container_is_known(context: BuildContext) -> Iterator[Fault]:
     """The container has the supported release line, because options and files differ between release lines."""
-    tag = context.trt.container_tag
-    *_, newest = release_data.release().containers
-    found = release_data.release().containers.get(tag)
-    status = "no container of that tag is known" if found is None else container_status(found)
-    if not status.startswith("yes"):
-        holds = f"it holds TensorRT-LLM {found.trtllm}, " if found is not None and found.trtllm else ""
-        yield wrong(setting("container_tag"), tag, f"{holds}{status.removeprefix('no: ')}", f"Use '{newest}'.")
+    tag, known = context.trt.container_tag, list(release_data.release().containers)
+    if tag not in known:
+        reason = f"it is no known container with TensorRT-LLM {release_data.RELEASE_LINE}"
+        yield wrong("tensorrt_llm.container_tag", tag, reason, f"Use '{known[-1]}'.")
 
 
 def engines_fit_into_the_gpu(context: BuildContext) -> Iterator[Fault]:
@@ -69,7 +65,7 @@ def engines_fit_into_the_gpu(context: BuildContext) -> Iterator[Fault]:
     need, have = gpu_need(context).minimum_bytes, context.trt.gpu_memory_gib
     if need > have * _GIB:
         yield wrong(
-            setting("gpu_memory_gib"),
+            "tensorrt_llm.gpu_memory_gib",
             float(have),
             f"{len(context.modes)} engine(s) of {context.model.name} need about {need / _GIB:.1f} GiB per GPU with one "
             "sequence",
@@ -85,7 +81,7 @@ def caches_hold_a_sequence(context: BuildContext) -> Iterator[Fault]:
     longest, limit = context.engine.max_seq_len, context.parameter("max_tokens_in_paged_kv_cache")
     if isinstance(limit, int) and limit < longest:
         reason = f"a KV cache must hold one sequence of engine.max_seq_len = {longest} tokens"
-        yield wrong(parameter("max_tokens_in_paged_kv_cache"), limit, reason, "Raise it, or leave it out.")
+        yield wrong("tensorrt_llm.parameters.max_tokens_in_paged_kv_cache", limit, reason, "Raise it, or leave it out.")
     for mode in context.modes:
         held = kv_tokens_of(context, mode)
         if held >= longest:
@@ -93,7 +89,7 @@ def caches_hold_a_sequence(context: BuildContext) -> Iterator[Fault]:
         name = "kv_cache_free_gpu_mem_fraction" if len(context.modes) == 1 else "lookahead_kv_share"
         share = context.trt.kv_cache_free_gpu_mem_fraction * kv_share(context, mode)
         yield wrong(
-            setting(name),
+            f"tensorrt_llm.{name}",
             float(getattr(context.trt, name)),
             f"the '{mode}' engine's KV cache gets {share:.3g} of the remaining memory, about {held} tokens, and one "
             f"sequence has up to engine.max_seq_len = {longest}",

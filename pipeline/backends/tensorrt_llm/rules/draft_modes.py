@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.rules.faults import build_flag, setting, wrong
+from pipeline.backends.tensorrt_llm.rules.faults import wrong
 from pipeline.config.faults import Fault, fault
 
 # Limits of the tree-attention kernels: query heads per key/value head, and head size.
@@ -34,7 +34,7 @@ def lookahead_has_a_kernel(context: BuildContext) -> Iterator[Fault]:
         return
     for lack in _lacks_of_lookahead(context):
         reason = f"{context.model.name} ({context.model.architecture}) {lack}"
-        yield wrong(setting("speculation"), context.trt.speculation, reason, "Use 'trie' or 'none'.", *_OTHER_MODES)
+        yield wrong("tensorrt_llm.speculation", context.trt.speculation, reason, "Use 'trie' or 'none'.", *_OTHER_MODES)
     if context.resolved.dtype == "float32":
         reason = "lookahead decoding has kernels for float16 and bfloat16"
         yield wrong("model.gpu_dtype", "float32", reason, "Change it, or set tensorrt_llm.speculation to 'none'.")
@@ -80,7 +80,7 @@ def lookahead_where_it_is_tested(context: BuildContext) -> Iterator[Fault]:
         return
     if (ranks := context.trt.context_parallel) > 1:
         yield wrong(
-            setting("context_parallel"), ranks, "lookahead decoding excludes context parallelism", "Set it to 1."
+            "tensorrt_llm.context_parallel", ranks, "lookahead decoding excludes context parallelism", "Set it to 1."
         )
     if context.trt.allow_unvalidated:
         return
@@ -90,10 +90,10 @@ def lookahead_where_it_is_tested(context: BuildContext) -> Iterator[Fault]:
     if (quantization := context.trt.quantization) not in _TESTED_QUANTIZATIONS:
         remedy = f"Use 'none' or 'fp8', or tensorrt_llm.speculation = 'trie'. {_OPT_IN}"
         reason = "lookahead decoding is documented for 16-bit and FP8 weights"
-        yield wrong(setting("quantization"), quantization, reason, remedy)
+        yield wrong("tensorrt_llm.quantization", quantization, reason, remedy)
     if (gpu := context.trt.compute_capability) >= release_data.UNTESTED_GPUS:
         yield wrong(
-            setting("compute_capability"),
+            "tensorrt_llm.compute_capability",
             gpu,
             "lookahead decoding is not tested on GPUs after Hopper (90)",
             f"Use tensorrt_llm.speculation = 'trie' or 'none'. {_OPT_IN}",
@@ -103,22 +103,20 @@ def lookahead_where_it_is_tested(context: BuildContext) -> Iterator[Fault]:
 
 
 def checkpoints_without_drafts(context: BuildContext) -> Iterator[Fault]:
-    """Checkpoints that exclude drafts. A recurrent state cannot be rolled back, cut into chunks or reused. Medusa,
-    ReDrafter and EAGLE checkpoints only work in their own mode."""
+    """Checkpoints that exclude drafts. A recurrent state cannot be rolled back, cut into chunks or reused."""
     name, asked = context.model.architecture, context.trt
-    if "own_speculation" in context.traits:
-        reason = "its checkpoints only work in their own speculative mode, which this pipeline does not build"
-        yield wrong("model.architecture", name, reason, "Use the plain model.")
     if "recurrent" not in context.traits:
         return
     state = f"{name} keeps a recurrent state"
     if context.modes != ("none",):
         reason = f"{state}, which rejected drafts would spoil"
-        yield wrong(setting("speculation"), asked.speculation, reason, "Use 'none'.", "tensorrt_llm.speculation=none")
+        yield wrong(
+            "tensorrt_llm.speculation", asked.speculation, reason, "Use 'none'.", "tensorrt_llm.speculation=none"
+        )
     if asked.enable_chunked_context:
-        yield wrong(setting("enable_chunked_context"), True, f"{state}; the backend switches it off", "Remove it.")
+        yield wrong("tensorrt_llm.enable_chunked_context", True, f"{state}; the backend switches it off", "Remove it.")
     if asked.enable_kv_cache_reuse:
-        yield wrong(setting("enable_kv_cache_reuse"), True, f"{state}, not kept with the KV cache", "Remove it.")
+        yield wrong("tensorrt_llm.enable_kv_cache_reuse", True, f"{state}, not kept with the KV cache", "Remove it.")
 
 
 def paged_context_where_needed(context: BuildContext) -> Iterator[Fault]:
@@ -127,7 +125,7 @@ def paged_context_where_needed(context: BuildContext) -> Iterator[Fault]:
     drafts, reuse, reason = "trie" in context.modes, context.trt.enable_kv_cache_reuse, context.paged_context_off
     if drafts and reuse is False:
         why = f"with tensorrt_llm.speculation = '{context.trt.speculation}' the backend does not load without it"
-        yield wrong(setting("enable_kv_cache_reuse"), False, why, "Remove it, or set it to true.")
+        yield wrong("tensorrt_llm.enable_kv_cache_reuse", False, why, "Remove it, or set it to true.")
     if reason is None:
         return
     users = []
@@ -140,7 +138,7 @@ def paged_context_where_needed(context: BuildContext) -> Iterator[Fault]:
         users.append(("enable_kv_cache_reuse", "true", "leave it unset"))
     for name, found, remedy in users:
         text = f"found {found}, which needs paged context attention, but {reason}."
-        yield fault(setting(name), text, f"Change that, or {remedy}.")
+        yield fault(f"tensorrt_llm.{name}", text, f"Change that, or {remedy}.")
 
 
 def context_attention_is_as_asked(context: BuildContext) -> Iterator[Fault]:
@@ -152,11 +150,11 @@ def context_attention_is_as_asked(context: BuildContext) -> Iterator[Fault]:
         ("use_fp8_context_fmha", context.fp8_context_off),
     ):
         if flags.get(name) == "enable" and off is not None:
-            yield fault(build_flag(name), f"found 'enable', but {off}.", "Change one of the two.")
+            yield fault(f"tensorrt_llm.build_flags.{name}", f"found 'enable', but {off}.", "Change one of the two.")
     if flags.get("use_fp8_context_fmha") == "disable" and context.fp8_context_forced:
         reason = "the builder would switch it on, as weights and KV cache are FP8"
         remedy = "Remove it, or set tensorrt_llm.build_flags.use_paged_context_fmha to 'disable'."
-        yield wrong(build_flag("use_fp8_context_fmha"), "disable", reason, remedy)
+        yield wrong("tensorrt_llm.build_flags.use_fp8_context_fmha", "disable", reason, remedy)
 
 
 def default_strategy_has_its_engine(context: BuildContext) -> Iterator[Fault]:

@@ -58,18 +58,3 @@ def _right_value(name: str, option: Option, value: bool | int | float | str) -> 
     if not option.choices or set(words) <= {*option.choices}:
         return None
     return one_of([word for word in option.choices if word])
-
-
-def setting(name: str) -> str:
-    """Key of a setting of the section `tensorrt_llm`."""
-    return f"tensorrt_llm.{name}"
-
-
-def build_flag(name: str) -> str:
-    """Key of an option in `tensorrt_llm.build_flags`."""
-    return f"tensorrt_llm.build_flags.{name}"
-
-
-def parameter(name: str) -> str:
-    """Key of a parameter in `tensorrt_llm.parameters`."""
-    return f"tensorrt_llm.parameters.{name}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.rules.faults import build_flag, faults_of_options, wrong
+from pipeline.backends.tensorrt_llm.rules.faults import faults_of_options, wrong
 from pipeline.config.faults import Fault
 
 _DTYPES = ("float16", "bfloat16", "float32", "int32")
@@ -36,9 +36,9 @@ def needed_for_serving(context: BuildContext) -> Iterator[Fault]:
     for name, right in needed:
         if context.flag(name) == "disable":
             reason = f"engines are served with in-flight batching, which needs {right!r}"
-            yield wrong(build_flag(name), "disable", reason, "Remove it.")
+            yield wrong(f"tensorrt_llm.build_flags.{name}", "disable", reason, "Remove it.")
     if (found := context.flag("max_beam_width")) != 1:
-        yield wrong(build_flag("max_beam_width"), found, "requests are served with one beam", "Remove it.")
+        yield wrong("tensorrt_llm.build_flags.max_beam_width", found, "requests are served with one beam", "Remove it.")
 
 
 def plugins_have_what_they_need(context: BuildContext) -> Iterator[Fault]:
@@ -49,25 +49,27 @@ def plugins_have_what_they_need(context: BuildContext) -> Iterator[Fault]:
         if value in ("fp8", "nvfp4") and value != weights:
             reason = f"it multiplies {str(value).upper()} weights, and tensorrt_llm.quantization is '{weights}'"
             remedy = f"Remove it, or set tensorrt_llm.quantization to '{value}'."
-            yield wrong(build_flag(name), value, reason, remedy)
+            yield wrong(f"tensorrt_llm.build_flags.{name}", value, reason, remedy)
         elif name.endswith("_plugin") and value in _DTYPES and value != dtype:
             reason = f"the model's dtype is {dtype}"
-            yield wrong(build_flag(name), value, reason, "Remove it, or change model.gpu_dtype.")
+            yield wrong(f"tensorrt_llm.build_flags.{name}", value, reason, "Remove it, or change model.gpu_dtype.")
     for name in ("gather_context_logits", "gather_all_token_logits"):
         if context.flag(name) and any(context.max_draft_len(mode) for mode in context.modes):
             remedy = "Remove it, or set tensorrt_llm.speculation to 'none'."
-            yield wrong(build_flag(name), True, "an engine with drafts cannot gather context logits", remedy)
+            yield wrong(
+                f"tensorrt_llm.build_flags.{name}", True, "an engine with drafts cannot gather context logits", remedy
+            )
     lora = context.flag("lora_plugin")
     if lora != "disable" and not context.flag("lora_target_modules"):
-        remedy = f"Add {build_flag('lora_target_modules')}=attn_qkv, or remove it."
-        yield wrong(build_flag("lora_plugin"), lora, "it has no target modules", remedy)
+        remedy = "Add tensorrt_llm.build_flags.lora_target_modules=attn_qkv, or remove it."
+        yield wrong("tensorrt_llm.build_flags.lora_plugin", lora, "it has no target modules", remedy)
     is_llama = context.model.architecture == "LlamaForCausalLM"
     if context.enabled("user_buffer") and not (is_llama and context.enabled("reduce_fusion") and weights == "fp8"):
         yield wrong(
-            build_flag("user_buffer"),
+            "tensorrt_llm.build_flags.user_buffer",
             "enable",
             "it is made for LlamaForCausalLM with tensorrt_llm.quantization = 'fp8' and "
-            f"{build_flag('reduce_fusion')} = 'enable'",
+            "tensorrt_llm.build_flags.reduce_fusion = 'enable'",
             "Remove it, or set those.",
         )
 
@@ -77,16 +79,16 @@ def builder_keeps_them(context: BuildContext) -> Iterator[Fault]:
     for name, reason in _lost_flags(context):
         value = context.trt.build_flags.get(name, "disable")
         if value != "disable":
-            yield wrong(build_flag(name), value, reason, "Remove it.")
+            yield wrong(f"tensorrt_llm.build_flags.{name}", value, reason, "Remove it.")
     tuned = context.trt.build_flags.get("opt_num_tokens")
     if not isinstance(tuned, int):
         return
     if context.enabled("multiple_profiles"):
-        reason = f"the builder takes it only without {build_flag('multiple_profiles')} = 'enable'"
-        yield wrong(build_flag("opt_num_tokens"), tuned, reason, "Remove one of the two.")
+        reason = "the builder takes it only without tensorrt_llm.build_flags.multiple_profiles = 'enable'"
+        yield wrong("tensorrt_llm.build_flags.opt_num_tokens", tuned, reason, "Remove one of the two.")
     elif (most := min(map(context.limited_num_tokens, context.modes))) < tuned:
         reason = f"the builder would limit it to {most}, the most tokens of a pass"
-        yield wrong(build_flag("opt_num_tokens"), tuned, reason, "Lower it, or remove it.")
+        yield wrong("tensorrt_llm.build_flags.opt_num_tokens", tuned, reason, "Lower it, or remove it.")
 
 
 def _lost_flags(context: BuildContext) -> Iterator[tuple[str, str]]:
@@ -105,8 +107,8 @@ def _lost_flags(context: BuildContext) -> Iterator[tuple[str, str]]:
     if weights == "nvfp4" and context.flag("gemm_plugin") != "nvfp4":
         yield "gemm_plugin", "with tensorrt_llm.quantization = 'nvfp4' the builder replaces it with 'nvfp4'"
     if context.flag("weight_streaming"):
-        yield "gemm_plugin", f"weights of plugins stay on the GPU despite {build_flag('weight_streaming')}"
+        yield "gemm_plugin", "weights of plugins stay on the GPU despite tensorrt_llm.build_flags.weight_streaming"
     if not context.enabled("use_fused_mlp"):
-        yield from ((name, f"it needs {build_flag('use_fused_mlp')} = 'enable'") for name in _FUSED_MLP_PLUGINS)
+        yield from ((name, "it needs tensorrt_llm.build_flags.use_fused_mlp = 'enable'") for name in _FUSED_MLP_PLUGINS)
     if context.trt.compute_capability == 100:
         yield from ((name, "the builder refuses it for compute capability 100") for name in _NOT_ON_100)

@@ -11,34 +11,25 @@ from pipeline.backends.tensorrt_llm.conversion import (
     calibration_folder,
     known_script_flags,
     method_of,
-    needs_of_script,
+    options_of_script,
 )
-from pipeline.backends.tensorrt_llm.rules.faults import setting, wrong
+from pipeline.backends.tensorrt_llm.rules.faults import wrong
 from pipeline.config.faults import Fault, did_you_mean, fault, one_of
-from pipeline.config.schema import GgufCheckpoint, LocalCheckpoint, ModelShape
+from pipeline.config.schema import GgufCheckpoint, LocalCheckpoint, ModelShape, TensorRTLLMConfig
 
 # Bound of model.parallelism.tensor.
 _MOST_RANKS = 64
 _ARCHITECTURE = "model.architecture"
-# Families whose script has the option --pp_size and refuses any other value than 1.
-_ONE_STAGE = ("gptneox", "opt")
 # Classes whose attention layers support context parallelism; others would give wrong results.
 _CONTEXT_PARALLEL = ("LLaMAForCausalLM", "QWenForCausalLM", "ChatGLMForCausalLM")
 
 
 def architecture_has_an_engine(context: BuildContext) -> Iterator[Fault]:
-    """The engine backend supports the architecture, and the model reads and writes text."""
-    name = context.model.architecture
-    if release_data.release().model_map.get(name) is None:
-        if name in release_data.release().not_in_engine_backend:
-            yield wrong(_ARCHITECTURE, name, "TensorRT-LLM serves it only without an engine", "Use backend: torch.")
-        else:
-            text = f"found {name!r}; TensorRT-LLM {release_data.RELEASE_LINE} has no engine for it."
-            hint = did_you_mean(name, release_data.release().model_map)
-            yield fault(_ARCHITECTURE, f"{text}{hint}", "Use backend: torch, or another model.")
-    for trait, what in (("multimodal", "also takes images or sound"), ("no_text", "does not generate text")):
-        if trait in context.traits:
-            yield wrong(_ARCHITECTURE, name, f"it {what}, and this pipeline serves text models")
+    """The release has engines for the architecture, a text model without a speculative mode of its own."""
+    name, known = context.model.architecture, release_data.release().model_map
+    if name not in known:
+        text = f"found {name!r}; this pipeline builds no engine of TensorRT-LLM {release_data.RELEASE_LINE} for it."
+        yield fault(_ARCHITECTURE, f"{text}{did_you_mean(name, known)}", "Use backend: torch, or another model.")
 
 
 def shape_is_known(context: BuildContext) -> Iterator[Fault]:
@@ -72,25 +63,25 @@ def ranks_divide_the_model(context: BuildContext) -> Iterator[Fault]:
     for name in ("moe_tensor_parallel", "moe_expert_parallel"):
         if (found := getattr(trt, name)) != -1 and "moe" not in context.traits:
             reason = f"{context.model.architecture} has no experts"
-            yield wrong(setting(name), found, reason, "Leave it at -1.")
+            yield wrong(f"tensorrt_llm.{name}", found, reason, "Leave it at -1.")
     asked = [size for size in (trt.moe_tensor_parallel, trt.moe_expert_parallel) if size != -1]
     product = asked[0] * asked[1] if len(asked) == 2 else None
     if 0 in asked or product not in (None, ranks.tensor) or any(size and ranks.tensor % size for size in asked):
         reason = f"its product with moe_tensor_parallel must be model.parallelism.tensor = {ranks.tensor}"
-        yield wrong(setting("moe_expert_parallel"), trt.moe_expert_parallel, reason)
+        yield wrong("tensorrt_llm.moe_expert_parallel", trt.moe_expert_parallel, reason)
     if trt.moe_expert_parallel > 1 and trt.context_parallel > 1:
         reason = f"TensorRT-LLM takes it only without tensorrt_llm.context_parallel (found {trt.context_parallel})"
-        yield wrong(setting("moe_expert_parallel"), trt.moe_expert_parallel, reason, "Change one of the two.")
+        yield wrong("tensorrt_llm.moe_expert_parallel", trt.moe_expert_parallel, reason, "Change one of the two.")
     if trt.moe_expert_parallel > 1 and method_of(context) in ("quantize", "quantize.py"):
         reason = f"calibration for tensorrt_llm.quantization = '{trt.quantization}' takes no expert parallelism"
-        yield wrong(setting("moe_expert_parallel"), trt.moe_expert_parallel, reason, "Set it to 1 or -1.")
+        yield wrong("tensorrt_llm.moe_expert_parallel", trt.moe_expert_parallel, reason, "Set it to 1 or -1.")
 
 
 def contexts_are_split_evenly(context: BuildContext) -> Iterator[Fault]:
     """Context-parallel ranks exchange tokens for heads, so together with the tensor-parallel ranks they divide the
     attention heads. The builder checks neither this nor the architecture."""
     ranks, tensor, shape = context.trt.context_parallel, context.model.parallelism.tensor, context.shape
-    model_class, key = release_data.release().model_map.get(context.model.architecture), setting("context_parallel")
+    model_class, key = release_data.release().model_map.get(context.model.architecture), "tensorrt_llm.context_parallel"
     if ranks == 1 or model_class is None:
         return
     if model_class not in _CONTEXT_PARALLEL:
@@ -132,14 +123,17 @@ def converter_can_do_it(context: BuildContext) -> Iterator[Fault]:
     for key, found, plain in formats:
         if model_class == "GrokForCausalLM" and found != plain:
             yield wrong(
-                setting(key), found, f"the converter of {name} does not support quantization", f"Use {plain!r}."
+                f"tensorrt_llm.{key}",
+                found,
+                f"the converter of {name} does not support quantization",
+                f"Use {plain!r}.",
             )
     method, texts = method_of(context), context.trt.calib_dataset
     is_known = texts == "pileval" or "cnn_dailymail" in texts or calibration_folder(context) is not None
     if method in ("quantize", "quantize.py") and not is_known:
         reason = f"TensorRT-LLM calibrates {name} with 'cnn_dailymail', 'pileval' or a folder, as './{texts}'"
         yield wrong(
-            setting("calib_dataset"), texts, reason, "Use one of these.", "tensorrt_llm.calib_dataset=cnn_dailymail"
+            "tensorrt_llm.calib_dataset", texts, reason, "Use one of these.", "tensorrt_llm.calib_dataset=cnn_dailymail"
         )
     if method != "convert_checkpoint.py" or model_class is None:
         return
@@ -149,15 +143,16 @@ def converter_can_do_it(context: BuildContext) -> Iterator[Fault]:
         return
     if context.trt.kv_cache_dtype == "int8" and context.trt.context_parallel > 1:
         reason = "the conversion scripts calibrate without context parallelism only"
-        yield wrong(setting("context_parallel"), context.trt.context_parallel, reason, "Use 1.")
-    known = known_script_flags(family)
-    for need in needs_of_script(context):
-        if need.option not in known:
-            lack = "cannot calibrate weights" if need.option is None else f"has no option --{need.option}"
-            if need.option == "pp_size" and family in _ONE_STAGE:
-                lack = "does not support pipeline parallelism"
-            reason = f"{name} is converted by the script of '{family}', which {lack}"
-            yield wrong(need.key, need.found, reason, f"Use {need.plain!r}.")
+        yield wrong("tensorrt_llm.context_parallel", context.trt.context_parallel, reason, "Use 1.")
+    known, defaults = known_script_flags(family), TensorRTLLMConfig()
+    script = f"{name} is converted by the script of '{family}', which"
+    for key, option in options_of_script(context).items():
+        found, plain = getattr(context.trt, key), getattr(defaults, key)
+        if found != plain and option not in known:
+            lack = "cannot calibrate weights" if option is None else f"has no option --{option}"
+            yield wrong(f"tensorrt_llm.{key}", found, f"{script} {lack}", f"Use {plain!r}.")
+    if (ranks := context.model.parallelism.pipeline) > 1 and "pp_size" not in known:
+        yield wrong("model.parallelism.pipeline", ranks, f"{script} does not support pipeline parallelism", "Use 1.")
 
 
 def path_names_the_family(context: BuildContext) -> Iterator[Fault]:

@@ -37,7 +37,6 @@ def built_config(argv: Sequence[str], checkpoint: Mapping[str, Any], compute_cap
     plugins = {
         name: _plugin_value(name, asked[name]) for name in RELEASE_FACTS["plugin_config_fields"] if name in asked
     }
-    sizes["use_strip_plan"] = asked["strip_plan"]
     for name in ("gather_context_logits", "gather_generation_logits"):
         sizes[name] = asked[name] or asked["gather_all_token_logits"]
     mode = (asked["speculative_decoding_mode"] or "none").upper()
@@ -70,8 +69,6 @@ def _refuse(
         raise BuilderError("context logits with drafts")
     if plugins["multiple_profiles"] and asked["opt_num_tokens"] is not None:
         raise BuilderError("opt_num_tokens with multiple_profiles")
-    if plugins["streamingllm"]:
-        raise BuilderError("streamingllm is gone")
     if plugins["pp_reduce_scatter"] and checkpoint["architecture"] != "MixtralForCausalLM":
         raise BuilderError("pp_reduce_scatter is for Mixtral")
     fused = plugins["gemm_swiglu_plugin"] or plugins["low_latency_gemm_swiglu_plugin"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import importlib.machinery
 import json
+import runpy
 import subprocess
 import sys
 import types
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.backends.tensorrt_llm import conversion_script
 from pipeline.backends.tensorrt_llm.conversion import conversion_of
-from pipeline.backends.tensorrt_llm.conversion_script import convert, main
+from pipeline.backends.tensorrt_llm.conversion_script import convert
 from pipeline.config.folders import folders
 from tests.patience import PATIENCE_S
 from tests.trt_configs import RELEASE_FACTS, trt_context
@@ -123,13 +125,12 @@ def test_calibrated_formats_go_through_quantize(tmp_path, tensorrt_llm):
     assert (dataset, batches) == ("cnn_dailymail", 64)
 
 
-def test_the_command_reads_its_request(tmp_path, tensorrt_llm, capsys):
+def test_the_command_reads_its_request(tmp_path, tensorrt_llm, monkeypatch):
     request = tmp_path / "request.json"
     request.write_text(json.dumps(call_of(tmp_path)))
-    assert main([str(request)]) == 0
+    monkeypatch.setattr(sys, "argv", ["conversion_script", str(request)])
+    runpy.run_path(conversion_script.__file__, run_name="__main__")
     assert Model.log
-    assert main([]) == 2
-    assert "usage" in capsys.readouterr().err
 
 
 def test_the_worker_needs_nothing_but_the_standard_library(tmp_path):

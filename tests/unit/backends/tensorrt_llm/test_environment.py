@@ -19,7 +19,7 @@ from pipeline.errors import BuildError
 from tests.trt_configs import trt_config
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", 90, 81559, "580.95.05")
-READY = Environment("1.2.1", None, (H100,), False)
+READY = Environment("1.2.1", None, (H100,))
 
 
 def test_lines_of_nvidia_smi_are_read():
@@ -50,7 +50,7 @@ def test_a_fitting_machine_is_ready(tmp_path, script, answers):
     docker = tmp_path / "docker"
     docker.write_text(f"#!/bin/sh\n{script}\n")
     docker.chmod(0o755)
-    found = Environment(None, str(docker), (H100,), True)
+    found = Environment(None, str(docker), (H100,))
     if answers:
         require_ready(found, trt_config(), 1)
     else:  # it would fail after the download of the checkpoint
@@ -61,13 +61,12 @@ def test_a_fitting_machine_is_ready(tmp_path, script, answers):
 @pytest.mark.parametrize(
     ("found", "ranks", "text"),
     [
-        (Environment(None, None, (H100,), False), 1, "26.07-trtllm-python-py3"),
-        (Environment("1.3.0", None, (H100,), False), 1, "TensorRT-LLM 1.3.0 is installed"),
-        (Environment("1.20.0", None, (H100,), False), 1, "release line 1.2"),
-        (Environment("1.2.1", None, (H100,), True), 1, "TRTLLM_DISABLE_UNIFIED_CONVERTER"),
-        (Environment("1.2.1", None, (), False), 1, "trtllm-build fails"),
+        (Environment(None, None, (H100,)), 1, "26.07-trtllm-python-py3"),
+        (Environment("1.3.0", None, (H100,)), 1, "TensorRT-LLM 1.3.0 is installed"),
+        (Environment("1.20.0", None, (H100,)), 1, "release line 1.2"),
+        (Environment("1.2.1", None, ()), 1, "trtllm-build fails"),
         (READY, 2, "nvidia-smi shows 1"),
-        (Environment("1.2.1", None, (Gpu("NVIDIA L4", 89, 23034, "580"),), False), 1, "compute_capability=89"),
+        (Environment("1.2.1", None, (Gpu("NVIDIA L4", 89, 23034, "580"),)), 1, "compute_capability=89"),
     ],
 )
 def test_a_machine_that_would_fail_is_refused_with_the_remedy(found, ranks, text):
@@ -85,6 +84,6 @@ def test_the_version_is_the_containers_where_none_is_installed(monkeypatch):
 
 
 def test_docker_takes_over_where_tensorrt_llm_is_missing():
-    assert Environment(None, "/usr/bin/docker", (), False).where == "docker"
-    assert Environment(None, None, (), False).where == "nowhere"
+    assert Environment(None, "/usr/bin/docker", ()).where == "docker"
+    assert Environment(None, None, ()).where == "nowhere"
     assert Path(READY.version or "").name == "1.2.1"
