@@ -9,6 +9,7 @@ processes. It does not hold the limits of a profile, so all profiles of a model 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -111,18 +112,11 @@ def save_cost_curve(artifact: Artifact, points: tuple[CostPoint, ...], load: Mac
 
 
 def load_cost_curve(artifact: Artifact) -> CostCurveFile | None:
-    """The curve of an artifact's passes; None if none was measured with these weights on this machine. Raises
-    BuildError if the file is damaged."""
-    path = cost_curve_path(artifact)
-    try:
-        return CostCurveFile.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError) as error:
-        raise BuildError(
-            f"{path} cannot be read as a cost curve; measure it again with `lookahead bench --cost-curve`, "
-            "or delete it."
-        ) from error
+    """The curve of an artifact's passes; None if none was measured with these weights on this machine, or if the file
+    cannot be read."""
+    with suppress(OSError, ValidationError):
+        return CostCurveFile.model_validate_json(cost_curve_path(artifact).read_bytes())
+    return None
 
 
 def _gpu_name() -> str:

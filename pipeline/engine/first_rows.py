@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,9 +38,11 @@ class StoredRows(NamedTuple):
 def compute_first_rows(
     engine: Engine, context: IntArray, known: FirstRows, most_tokens: int, max_seconds: float = math.inf
 ) -> FirstRows:
-    """Extend the known rows up to `most_tokens` tokens of the vocabulary. A row is computed after `context` [len] and
-    the token. Stops max_seconds after the first pass, in which an engine may compile."""
+    """Extend the known rows up to `most_tokens` tokens of the vocabulary. A row is computed after `context` [len], cut
+    to its end if it takes more than half of a pass, and the token. Stops max_seconds after the first pass, in which an
+    engine may compile."""
     limits = engine.limits
+    context = context[-(min(limits.max_num_tokens, limits.max_seq_len) // 2) :]
     num_tokens = min(most_tokens, limits.vocab_size)
     width = min(WIDTH, limits.vocab_size)
     rows_per_pass = min(
@@ -85,27 +88,8 @@ def save_first_rows(artifact: Artifact, stored: StoredRows) -> None:
 
 
 def load_first_rows(artifact: Artifact) -> StoredRows | None:
-    """The first rows of an artifact's weights; None if they were not computed. Raises BuildError if the file is
-    damaged."""
-    path = first_rows_path(artifact)
-    try:
-        found = read_arrays(path)
-        rows = FirstRows(found["ids"], found["probs"].astype(np.float32))
-        stored = StoredRows(rows, int(found["vocab_size"]))
-        _check(stored)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BuildError(
-            f"{path} cannot be read as first rows ({error}); delete it, and `lookahead engine` computes it again."
-        ) from error
-    return stored
-
-
-def _check(stored: StoredRows) -> None:
-    """Raise ValueError if the arrays do not match each other and the vocabulary."""
-    ids, probs = stored.rows
-    if ids.dtype != np.int32 or ids.ndim != 2 or ids.shape != probs.shape:
-        raise ValueError(f"ids {ids.shape} {ids.dtype} and probabilities {probs.shape} do not match")
-    if ids.size and not (ids.min() >= 0 and ids.max() < stored.vocab_size):
-        raise ValueError(f"a token lies outside the vocabulary 0..{stored.vocab_size - 1}")
+    """The first rows of an artifact's weights; None if they were not computed, or if the file cannot be read."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = read_arrays(first_rows_path(artifact))
+        return StoredRows(FirstRows(found["ids"], found["probs"].astype(np.float32)), int(found["vocab_size"]))
+    return None

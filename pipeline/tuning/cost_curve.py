@@ -148,7 +148,6 @@ def _measure_batch(
 
     context = tokens(context_len)
     sequences: list[EngineSequence] = []
-    # Times of the first passes, which may include compilation; later repeats replace them.
     times: list[float] = []
     # Second tries of each size. They count as repeats, because a sequence has room for num_repeats of each size.
     tries: list[int] = []
@@ -171,10 +170,8 @@ def _measure_batch(
                 # Sizes ascend, so the following passes would take even longer.
                 if time.monotonic() + times[index] > until:
                     break
-                if repeat < tries[index]:
-                    continue
-                seconds = seconds_of_pass(size)
-                times[index] = seconds if repeat == 0 else min(times[index], seconds)
+                if repeat >= tries[index]:
+                    times[index] = min(times[index], seconds_of_pass(size))
     finally:
         for sequence in sequences:
             engine.release(sequence)

@@ -72,10 +72,7 @@ def needs_cost_curve(artifact: Artifact, retake: bool = False) -> bool:
     curve that was measured while the machine was more than twice as busy as now."""
     if not plans_by_cost(artifact.resolved):
         return False
-    try:
-        stored = load_cost_curve(artifact)
-    except BuildError:  # a damaged file is replaced
-        return True
+    stored = load_cost_curve(artifact)
     return stored is None or (retake and stored.is_disturbed and machine_load().others < stored.others / 2)
 
 
