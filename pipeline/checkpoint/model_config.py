@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.checkpoint.architectures import check_rope, refuse_length_dependent_rope
 from pipeline.checkpoint.gguf import missing_settings
@@ -36,16 +36,12 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
     import transformers
 
     config_class = getattr(transformers, architecture).config_class
-    arguments: dict[str, Any] = {}
-    missing: dict[str, Any] = {}
-    if gguf_file is not None:
-        missing = missing_settings(folder / gguf_file, architecture)
-        arguments["gguf_file"] = gguf_file
+    missing = {} if gguf_file is None else missing_settings(folder / gguf_file, architecture)
     try:
-        config: PretrainedConfig = config_class.from_pretrained(folder, local_files_only=True, **arguments)
+        config: PretrainedConfig = config_class.from_pretrained(folder, local_files_only=True, gguf_file=gguf_file)
         for key, value in missing.items():
             setattr(config, key, value)  # replaces defaults of transformers: Mistral has a window, Qwen3 128 dimensions
-    except loading_errors() as error:
+    except Exception as error:  # values of a wrong type may raise anything
         raise CheckpointError(
             f"{folder / (gguf_file or 'config.json')} is not a config of a {architecture}: {reason(error)}."
         ) from error
@@ -130,26 +126,6 @@ def kv_heads(config: PretrainedConfig) -> tuple[int, int]:
     return (
         getattr(config, "num_key_value_heads", None) or heads,
         getattr(config, "head_dim", None) or config.hidden_size // heads,
-    )
-
-
-def loading_errors() -> tuple[type[Exception], ...]:
-    """Errors of transformers for files that are damaged or inconsistent, or that need a missing package."""
-    from huggingface_hub.errors import StrictDataclassError
-    from safetensors import SafetensorError
-
-    return (
-        OSError,
-        ValueError,
-        RuntimeError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        ImportError,
-        AssertionError,
-        SafetensorError,
-        StrictDataclassError,
     )
 
 

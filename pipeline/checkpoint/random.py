@@ -4,7 +4,6 @@ gives the same bytes."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import importlib.metadata
 import itertools
@@ -16,7 +15,7 @@ from pipeline.checkpoint.architectures import check_architecture
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.disk import atomic_folder, locked_folder, require_space
 from pipeline.checkpoint.local import open_folder
-from pipeline.checkpoint.model_config import check_layers, loading_errors, reason
+from pipeline.checkpoint.model_config import check_layers, reason
 from pipeline.checkpoint.tokenizer_files import save_tokenizer
 from pipeline.config.faults import did_you_mean
 from pipeline.config.schema import RandomCheckpoint
@@ -83,13 +82,9 @@ _RECIPE = 1
 
 def random_hash(source: RandomCheckpoint, architecture: str) -> str:
     """Content hash, without creating the checkpoint. Includes the versions of the libraries that draw the weights."""
-    parts = [_RECIPE, architecture, source.model_dump(mode="json"), _library_versions()]
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
+    parts = [_RECIPE, architecture, source.model_dump(mode="json"), versions]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-@functools.cache
-def _library_versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
 
 
 def make_random(source: RandomCheckpoint, architecture: str, num_parameters: int, cache_dir: Path) -> Checkpoint:
@@ -124,7 +119,9 @@ def _write(source: RandomCheckpoint, architecture: str, folder: Path) -> None:
             _refuse_unknown(source, config)
             check_layers(config, "model.checkpoint.config")
             model = model_class(config)
-        except loading_errors() as error:
+        except CheckpointError:
+            raise
+        except Exception as error:  # values of a wrong type may raise anything
             raise CheckpointError(
                 f"{architecture} cannot be made from model.checkpoint.config: {reason(error)}."
             ) from error
