@@ -69,7 +69,6 @@ ARCHITECTURES = (
 )
 SUPPORTED_ARCHITECTURES = tuple(architecture.name for architecture in ARCHITECTURES)
 LEAN_ARCHITECTURES = tuple(architecture.name for architecture in ARCHITECTURES if architecture.lean)
-WITHOUT_WINDOWS = frozenset(known.name for known in ARCHITECTURES if "sliding" not in known.attention)
 UNQUANTIZED = {known.name: known.unquantized for known in ARCHITECTURES if known.unquantized is not None}
 
 _OWN_ATTENTION = "transformers computes its attention inside the model, where a tree of drafts cannot be masked"

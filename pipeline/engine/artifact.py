@@ -115,10 +115,6 @@ def load_artifact(
         resolved = resolved or load_resolved(folder / RESOLVED)
     except ConfigError as error:
         raise BuildError(f"{folder / RESOLVED} was written by another version of this program. {again}") from error
-    if (manifest.model, manifest.profile) != (resolved.model.name, resolved.profile.name):
-        raise BuildError(
-            f"{folder / MANIFEST} was changed: it names another model or profile than {RESOLVED}. {remedy}"
-        )
     if check_runnable:
         _check_runnable(folder, manifest.fingerprint, resolved, again)
     return Artifact(folder, manifest, resolved)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pipeline.checkpoint.architectures import WITHOUT_WINDOWS
 from pipeline.config.threads import num_threads
 from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.artifact import Artifact
@@ -33,8 +32,6 @@ def load_rank(artifact: Artifact, rank: int, num_threads: int) -> SlotEngine:
         from pipeline.engine.torch.load_transformers import load_transformers
 
         return load_transformers(artifact, rank, num_threads)
-    if artifact.resolved.model.architecture in WITHOUT_WINDOWS:  # earlier builds copied windows that models ignore
-        plan = plan.model_copy(update={"windows": (0,) * plan.num_layers})
     from pipeline.engine.torch.lean.engine import LeanEngine
 
     tensors = map_weights(artifact.engine_dir / WEIGHTS)

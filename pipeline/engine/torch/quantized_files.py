@@ -15,13 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from pipeline.engine.torch.linear_layers import (
-    Quantized,
-    QuantizedLinear,
-    dequantize,
-    quantize,
-    replace_layers,
-)
+from pipeline.engine.torch.linear_layers import Quantized, QuantizedLinear, dequantize, quantize, replace_layers
 from pipeline.errors import BuildError
 
 _SCALE = "_scale"
@@ -64,14 +58,12 @@ def empty_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 def load_quantized(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Load the files of `save_quantized`, with `QuantizedLinear` in place of linear layers and activations of type
-    dtype. Raises BuildError if a tensor is missing."""
+    dtype."""
     model = empty_model(folder, dtype)
     tensors = {
         name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()
     }
     names = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
-    if missing := sorted(set(names.values()) - tensors.keys()):
-        raise BuildError(f"The int8 engine in {folder} lacks {', '.join(missing[:3])}; build it again with --force.")
 
     def quantized(layer: nn.Module) -> QuantizedLinear | None:
         if type(layer) is not nn.Linear:

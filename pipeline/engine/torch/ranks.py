@@ -47,7 +47,6 @@ class PipeLeader:
         self._connections = [connection for _, connection in followers]
         self._setting = setting
         self._num_threads = torch.get_num_threads()
-        self._closed = False
         atexit.register(self.close)
 
     @property
@@ -67,9 +66,6 @@ class PipeLeader:
         return total
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
         atexit.unregister(self.close)
         for connection in self._connections:
             connection.close()  # makes the follower end
@@ -119,12 +115,11 @@ def start_ranks(artifact: Artifact) -> ParallelEngine:
     started = _start_followers(artifact, num_ranks, 0 if store is None else store.port, num_threads)
     leader = PipeLeader(started, setting)
     try:
-        engine = load_rank(artifact, 0, num_threads) if store is None else None
-        for process, connection in started:
-            _await_ready(process, connection, f"{setting} = {num_ranks}")
         if store is None:
-            assert engine is not None
+            engine = load_rank(artifact, 0, num_threads)
+            _await_ready(started, f"{setting} = {num_ranks}")
             return ParallelEngine(engine, leader, split_tree)
+        _await_ready(started, f"{setting} = {num_ranks}")
         _join(device, 0, num_ranks, store)
         return ParallelEngine(load_rank(artifact, 0, num_threads), leader, whole_tree)
     except BaseException:
@@ -170,17 +165,18 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _await_ready(process: BaseProcess, connection: Connection, setting: str) -> None:
-    try:
-        refusal = connection.recv()
-    except EOFError as error:
-        process.join()
-        raise BuildError(
-            f"Process {process.name} of {setting} ended while it loaded the model (exit code {process.exitcode}); "
-            "see its own message above. Is there enough memory for all copies?"
-        ) from error
-    if refusal is not None:
-        raise BuildError(refusal)
+def _await_ready(followers: Sequence[tuple[BaseProcess, Connection]], setting: str) -> None:
+    for process, connection in followers:
+        try:
+            refusal = connection.recv()
+        except EOFError as error:
+            process.join()
+            raise BuildError(
+                f"Process {process.name} of {setting} ended while it loaded the model (exit code {process.exitcode}); "
+                "see its own message above. Is there enough memory for all copies?"
+            ) from error
+        if refusal is not None:
+            raise BuildError(refusal)
 
 
 def _follower(

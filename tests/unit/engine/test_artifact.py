@@ -54,11 +54,6 @@ def flip_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-def rename_in_manifest(path: Path) -> None:
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**manifest, "model": "another"}), encoding="utf-8")
-
-
 SPOILERS: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: flip_byte(folder / "engine" / "model.safetensors"), "SHA-256 differs from the manifest"),
     (lambda folder: flip_byte(folder / "tokenizer" / "tokenizer.json"), "SHA-256 differs from the manifest"),
@@ -67,7 +62,6 @@ SPOILERS: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "engine" / "config.json").unlink(), "lacks engine/config.json"),
     (lambda folder: (folder / "engine" / "extra.safetensors").write_bytes(b"x"), "holds engine/extra.safetensors"),
     (lambda folder: (folder / "engine" / "extra").symlink_to("/nowhere"), "holds engine/extra"),
-    (lambda folder: rename_in_manifest(folder / "manifest.json"), "names another model or profile than resolved.yaml"),
     (lambda folder: (folder / "manifest.json").unlink(), "There is no engine in"),
     (lambda folder: (folder / "manifest.json").write_text("{}", encoding="utf-8"), "cannot be read"),
     (lambda folder: shutil.rmtree(folder), "There is no engine in"),

@@ -48,7 +48,7 @@ def save_lean(model: PreTrainedModel, kind: Kind, folder: Path) -> bool:
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The transformers model with a lean engine's weights, dequantized. Raises BuildError if they are damaged."""
+    """The transformers model with a lean engine's weights, dequantized."""
     plan, model = read_plan(folder), empty_model(folder, dtype)
     assert plan is not None, "the folder holds an engine for the lean pass"
     # The file has a bias for every matrix; the model may have fewer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from pipeline.checkpoint.architectures import LEAN_ARCHITECTURES
 from pipeline.config.schema import Frozen, ResolvedConfig
@@ -43,13 +43,6 @@ class LeanPlan(Frozen):
     tied: bool = Field(description="Whether the output layer's weights are the embedding's.")
     head_norms: bool = Field(description="Whether queries and keys have a norm per head.")
     windows: tuple[int, ...] = Field(description="Sliding window of each layer, 0 for none.")
-
-    @model_validator(mode="after")
-    def _check_heads(self) -> LeanPlan:
-        # Heads follow each other without padding, which a norm needs. Earlier versions built such engines.
-        if self.head_norms and self.head_dim % 16:
-            raise ValueError(f"head_dim {self.head_dim} with norms per head is not a multiple of 16")
-        return self
 
     @property
     def group_size(self) -> int:

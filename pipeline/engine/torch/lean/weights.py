@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from pipeline.engine.torch.lean.tables import ALIGNMENT, Array, Floats
-from pipeline.errors import BuildError
 
 # numpy has no bfloat16; its bits are uint16.
 _TYPES = {"F32": np.float32, "BF16": np.uint16, "I8": np.int8, "I32": np.int32}
@@ -50,23 +49,15 @@ def save_weights(
 
 
 def map_weights(path: Path) -> dict[str, Array]:
-    """The tensors of a safetensors file by name, read-only and mapped into memory. Raises BuildError if the file is
-    damaged."""
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        mapped = np.memmap(path, np.uint8, "r", offset=8 + length)
-        tensors = {}
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            first, last = entry["data_offsets"]
-            tensors[name] = np.asarray(mapped[first:last]).view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
-    except Exception as error:  # damaged bytes may raise anything
-        raise BuildError(
-            f"{path} cannot be read as weights; build the engine again with `lookahead engine --force`."
-        ) from error
+    """The tensors of a file of `save_weights` by name, read-only and mapped into memory."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    mapped = np.memmap(path, np.uint8, "r", offset=8 + length)
+    tensors = {}
+    for name, entry in header.items():
+        first, last = entry["data_offsets"]
+        tensors[name] = np.asarray(mapped[first:last]).view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
     return tensors
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,6 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.plan import engine_plan
 from pipeline.engine.scheduler_factory import create_scheduler
 from pipeline.engine.submission import Submission
-from pipeline.engine.torch.lean.plan import PLAN
 from pipeline.engine.torch.load import load_engine
 from pipeline.errors import BuildError, ConfigError
 from pipeline.tuning.planned_engine import planned_engine
@@ -95,21 +92,6 @@ def test_drafts_change_no_token_of_it_and_transformers_agrees(where: Folders, se
     # The baseline has the same weights and rows of another type, so that it may leave the output at a near-tie.
     assert output_ids == plain if not settings else output_ids[0] == plain[0]
     assert len(run("lookahead")) == len(plain) == 24
-
-
-def test_windows_in_an_old_engine_of_a_model_without_windows_are_ignored(where: Folders) -> None:
-    artifact = planned_engine(tiny(), where).artifact
-    prompt = np.random.default_rng(0).integers(0, 256, 30).tolist()
-
-    def output_ids() -> list[int]:
-        (result,) = create_scheduler(artifact, load_engine(artifact)).run([Submission(make_request(prompt, 8), "none")])
-        return result.output_ids
-
-    expected = output_ids()
-    plan = json.loads((artifact.engine_dir / PLAN).read_text(encoding="utf-8"))
-    text = json.dumps({**plan, "windows": [4] * plan["num_layers"]})
-    (artifact.engine_dir / PLAN).write_text(text, encoding="utf-8")
-    assert output_ids() == expected
 
 
 def test_what_cannot_be_quantized_is_refused_before_anything_is_fetched(where: Folders) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -243,24 +241,9 @@ def test_a_model_that_the_pass_does_not_compute_is_left_to_transformers(
     assert not (tmp_path / "engine").exists()
 
 
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
-    lean_engine(tiny_model("llama"), "int8", tmp_path)
-    whole = (tmp_path / "model.safetensors").read_bytes()
-    long_header, no_object = struct.pack("<Q", 1 << 61), struct.pack("<Q", 4) + b"null"
-    for damaged in (b"\xff" * 40, whole[:-1], whole[:100], long_header + whole[8:], no_object + whole[8:]):
-        (tmp_path / "model.safetensors").write_bytes(damaged)
-        with pytest.raises(BuildError, match=r"model\.safetensors cannot be read as weights"):
-            load_model(tmp_path)
+def test_a_plan_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lean.json").write_text("{}")
-    with pytest.raises(BuildError, match=r"lean\.json cannot be read"):
-        load_model(tmp_path)
-
-
-def test_a_plan_of_an_earlier_version_whose_heads_have_gaps_is_refused(tmp_path: Path) -> None:
-    lean_engine(tiny_model("qwen3"), "int8", tmp_path)
-    plan = json.loads((tmp_path / "lean.json").read_text(encoding="utf-8"))
-    (tmp_path / "lean.json").write_text(json.dumps({**plan, "head_dim": 24}), encoding="utf-8")
-    with pytest.raises(BuildError, match=r"build the engine again with `lookahead engine --force`"):
+    with pytest.raises(BuildError, match=r"lean\.json cannot be read; build the engine again with `lookahead engine"):
         read_plan(tmp_path)
 
 
