@@ -59,9 +59,6 @@ class Site:
     executable: Path | None
     has_mpirun: bool
 
-    def uses_mpi(self, num_processes: int) -> bool:
-        return self.has_mpirun or num_processes > 1
-
 
 def find_site(environment: Mapping[str, str] = os.environ) -> Site:
     """Find a tritonserver with the TensorRT-LLM backend on this machine, else docker. Raises ServerError if there is
@@ -109,7 +106,7 @@ def start_here(
         note(f"server: in docker, image {serving_image(tag)}")
         ensure_image(tag, folders.home, run_dir)
     else:
-        note(f"server: {site.executable}, {num_ranks} rank(s){' under mpirun' if site.uses_mpi(num_ranks) else ''}")
+        note(f"server: {site.executable}, {num_ranks} rank(s){' under mpirun' if site.has_mpirun else ''}")
     return _command_maker(resolved, repository, site, folders, log, {VARIABLE: str(run_dir / HANDOVER)})
 
 
@@ -139,7 +136,7 @@ def _command_maker(
     """Return the function that makes the start command. in_container: environment variables for a server in a
     container, which does not inherit the guard's."""
     context = build_context_of(resolved)
-    variables, use_mpi = orchestrator_variables(context.trt), site.uses_mpi(context.num_processes)
+    variables, use_mpi = orchestrator_variables(context.trt), site.has_mpirun or context.num_processes > 1
 
     def make(listening: Listening, server_id: str) -> StartCommand:
         server = str(site.executable or CONTAINER_SERVER)

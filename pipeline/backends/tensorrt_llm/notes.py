@@ -30,8 +30,6 @@ def notes_of(context: BuildContext) -> Iterator[str]:
                 f"engine.max_num_tokens = {engine.max_num_tokens}: the '{mode}' engine gets {tokens}, which no "
                 "pass over all its sequences exceeds."
             )
-    if engine.max_num_tokens > 16384:
-        yield f"engine.max_num_tokens = {engine.max_num_tokens}: the builder warns above 16384."
     if drafting.strategy == "trie" and "trie" not in modes:
         yield (
             "drafting.strategy = 'trie' belongs to the torch engine here; with tensorrt_llm.speculation = "
@@ -66,8 +64,6 @@ def _of_lookahead(context: BuildContext) -> Iterator[str]:
     yield "The lookahead engine decodes greedily; sampling, penalties and banned words have no effect on it."
     if g > w:
         yield f"G = {g} is more than W = {w}; only {w} candidates are verified per step."
-    if g == 0:
-        yield "G = 0 cannot be given to the LLM API's LookaheadDecodingConfig; through Triton it can."
     if (drafts := context.max_draft_len("lookahead")) > 512:
         yield f"{drafts} draft tokens per step; vendors warn above 512."
     if context.trt.compute_capability not in release_data.release().lookahead_tested_on:

@@ -21,7 +21,6 @@ from pipeline.config.schema import LookaheadConfig, ResolvedConfig, SuppliedDraf
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, IntArray, chain
-from pipeline.engine.admission import require_tokens
 from pipeline.engine.submission import Submission
 from pipeline.engine.traits import REQUIRED_OUTPUTS, Mode, RuntimeLimits
 from pipeline.errors import RepositoryError, RequestError
@@ -127,18 +126,14 @@ def _with_sampling(request: GenerationRequest, tensors: Tensors, engine: StrictE
 
 
 def _check_request(request: GenerationRequest, engine: StrictEngine) -> None:
+    """Refuse what the torch engine accepts. `check_submission` has the other checks."""
     limits, num_tokens = engine.limits, len(request.prompt_ids)
-    if num_tokens == 0:
-        raise RequestError("input_ids is empty; send at least one token")
-    if request.max_new_tokens < 1:
-        raise RequestError(f"request_output_len is {request.max_new_tokens}; it must be at least 1")
     if num_tokens > limits.longest_prompt:
         chunked = "on" if limits.chunked_context else f"off, max_num_tokens {limits.max_num_tokens}"
         raise RequestError(
             f"the prompt has {num_tokens} tokens; the engine takes at most {limits.longest_prompt} "
             f"(max_seq_len {limits.max_seq_len}, chunked context {chunked})"
         )
-    require_tokens(request.prompt_ids, engine.vocab_size, "input_ids")
     for end_id in request.end_ids:
         if end_id >= engine.vocab_size:
             raise RequestError(f"end_id is {end_id}; it must be in -1 .. {engine.vocab_size - 1}")
@@ -162,7 +157,6 @@ def _drafts(tensors: Tensors, request: GenerationRequest, engine: StrictEngine) 
         )
     if flag(tensors, "streaming"):
         raise RequestError("streaming is true beside draft_input_ids; a request with draft tokens is not streamed")
-    require_tokens(drafts, engine.vocab_size, "draft_input_ids")
     return drafts[: limits.longest_prompt - len(request.prompt_ids)]
 
 
