@@ -39,10 +39,10 @@ class Leader(Protocol):
     def num_ranks(self) -> int: ...
 
     def send(self, orders: Sequence[Order]) -> None:
-        """Send orders to all followers."""
+        """Send orders to all followers, which respond with the result of the last one."""
 
-    def collect(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Receive the arrays of all followers and return their sum with `mine`."""
+    def collect(self, mine: Any) -> list[Any]:
+        """Receive the results of all followers. Returns those of all ranks in order. mine: that of the leader."""
 
     def close(self) -> None: ...
 
@@ -63,17 +63,17 @@ class ParallelSequence:
 
 @dataclass(frozen=True, slots=True)
 class ParallelLogits:
-    """Logits of one tree, computed by one or more ranks. number: of the sequence."""
+    """Logits of one tree, computed by one or more ranks."""
 
     engine: ParallelEngine
-    number: int
+    share: Share
     choices: IntArray
 
     def row(self, index: int) -> FloatArray:
-        return self.engine.row(self.number, index)
+        return self.engine.row(self.share, index)
 
     def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
-        return self.engine.top_k(self.number, k)
+        return self.engine.top_k(self.share, k)
 
     def pending(self) -> list[FloatArray]:
         return []
@@ -108,31 +108,28 @@ class ParallelEngine:
 
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
         shares: list[Share] = []
-        num_rows = 0
         for item in items:
             sequence = _own(item.sequence)
-            num_pending = sequence.num_pending if item.num_pending is None else item.num_pending
-            sequence.num_cached_tokens += num_pending
-            first_row = None if sequence.num_pending else num_rows
+            sequence.num_cached_tokens += sequence.num_pending if item.num_pending is None else item.num_pending
             parts = self._split(item.tree, self._leader.num_ranks)
-            shares.append(Share(sequence.number, item.tree, sequence.num_cached_tokens, first_row, parts))
-            num_rows += 0 if first_row is None else len(item.tree) + 1
-        choices = self._order("verify", shares, num_rows)
+            shares.append(Share(sequence.number, item.tree, sequence.num_cached_tokens, parts))
+        choices = zip(*self._order("verify", shares), strict=True)
         return [
-            None
-            if share.first_row is None
-            else ParallelLogits(self, share.number, choices[share.first_row : share.first_row + len(share.tree) + 1])
-            for share in shares
+            ParallelLogits(self, share, joined(share, found)) if len(found[0]) else None
+            for share, found in zip(shares, choices, strict=True)
         ]
 
-    def row(self, number: int, index: int) -> FloatArray:
-        """[vocab] logits of one row of a sequence's last tree."""
-        return self._rank.row(number, index) if self._rank.owns(number, index) else self._order("row", number, index)
+    def row(self, share: Share, index: int) -> FloatArray:
+        """[vocab] logits of one row of a verified tree."""
+        mine = self._rank.row(share.number, index)
+        return mine if len(mine) else next(filter(len, self._order("row", share.number, index)))
 
-    def top_k(self, number: int, k: int) -> tuple[IntArray, FloatArray]:
-        """[n + 1, k] most probable tokens and their probabilities, of a sequence's last tree."""
-        ids, bits = self._rank.top_k(number, k) if self._rank.owns(number) else self._order("top_k", number, k)
-        return ids, bits.view(np.float32)
+    def top_k(self, share: Share, k: int) -> tuple[IntArray, FloatArray]:
+        """[n + 1, k] most probable tokens and their probabilities, of a verified tree."""
+        if len(share.parts[0]) == len(share.tree):
+            return self._rank.top_k(share.number, k)
+        ids, probabilities = zip(*self._order("top_k", share.number, k), strict=True)
+        return joined(share, ids), joined(share, probabilities)
 
     def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         own = _own(sequence)
@@ -157,8 +154,8 @@ class ParallelEngine:
         """End the followers. Calling it again does nothing."""
         self._leader.close()
 
-    def _order(self, name: str, *arguments: Any) -> npt.NDArray[Any]:
-        """Call a method of all ranks. Returns the sum of its results."""
+    def _order(self, name: str, *arguments: Any) -> list[Any]:
+        """Call a method of all ranks. Returns their results in order."""
         self._leader.send([*self._orders, Order(name, arguments)])
         self._orders.clear()
         return self._leader.collect(getattr(self._rank, name)(*arguments))
@@ -168,6 +165,15 @@ class ParallelEngine:
         result = getattr(self._rank, name)(*arguments)
         self._orders.append(Order(name, arguments))
         return result
+
+
+def joined(share: Share, found: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """[n + 1, ...] rows of a whole tree, root first. found: [1 + part, ...] those of each rank. Of a node that several
+    ranks have verified, the row of the first one counts."""
+    rows = np.empty((len(share.tree) + 1, *found[0].shape[1:]), found[0].dtype)
+    for part, own in reversed(list(zip(share.parts, found, strict=True))):
+        rows[np.append(0, part + 1)] = own
+    return rows
 
 
 def whole_tree(tree: DraftTree, num_ranks: int) -> list[IntArray]:

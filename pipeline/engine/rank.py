@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import takewhile
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.decoding.tree import BoolArray, DraftTree, FloatArray, IntArray, select_nodes
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, select_nodes
 from pipeline.engine.contract import Engine, EngineSequence, NodeLogits, VerifyItem
 
 
@@ -22,34 +21,21 @@ class Order(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Work of the ranks for one sequence in a pass. end: number of its computed tokens after the pass. first_row: index
-    of the tree's first row among the rows of the pass, None if tokens stay pending. parts: nodes of each rank."""
+class Share(NamedTuple):
+    """Work of the ranks for one sequence in a pass. end: number of its computed tokens after the pass. parts: nodes of
+    each rank, ascending."""
 
     number: int
     tree: DraftTree
     end: int
-    first_row: int | None
     parts: list[IntArray]
 
 
-def owners_of(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
-    """[n + 1] the rank that reports the logits of the root and of each node: the first one that verifies it."""
-    owners = np.zeros(num_nodes + 1, np.int32)
-    for rank in reversed(range(len(parts))):
-        owners[parts[rank] + 1] = rank
-    owners[0] = 0
-    return owners
-
-
 class _Result(NamedTuple):
-    """This rank's part of a verified tree. rows: [n + 1] for root and nodes of the whole tree, their rows in logits; 0
-    also for nodes that this rank has not verified. owned: [n + 1] whether this rank reports the row."""
+    """This rank's part of a verified tree. nodes: of the whole tree; the rows of logits are those of root and nodes."""
 
     logits: NodeLogits
-    rows: IntArray
-    owned: BoolArray
+    nodes: list[int]
 
 
 class Rank:
@@ -65,58 +51,43 @@ class Rank:
         sequence = self._sequences[number] = self.engine.open(token_ids)
         return sequence
 
-    def verify(self, shares: Sequence[Share], num_rows: int) -> IntArray:
-        """[num_rows] the target's choices in the rows that this rank reports, zero elsewhere."""
-        rows = np.zeros(num_rows, np.int32)
-        self._results.clear()
+    def verify(self, shares: Sequence[Share]) -> list[IntArray]:
+        """[1 + part] the target's choices after the root and after the nodes of this rank's part, for each tree; empty
+        if tokens stay pending."""
         chosen: list[Share] = []
         items: list[VerifyItem] = []
         for share in shares:
-            sequence, part = self._sequences[share.number], share.parts[self._rank]
+            sequence = self._sequences[share.number]
             # Accepted nodes that other ranks verified are pending here. This rank's cache may hold more of a prompt
             # than the leader's.
             num_pending = share.end - sequence.num_cached_tokens
             if num_pending > 0:
                 keep = np.zeros(len(share.tree), np.bool_)
-                keep[part] = True
+                keep[share.parts[self._rank]] = True
                 chosen.append(share)
                 items.append(VerifyItem(sequence, select_nodes(share.tree, keep), num_pending))
-        results = self.engine.verify(items) if items else []
-        for share, logits in zip(chosen, results, strict=True):
-            if logits is None or share.first_row is None:
-                continue
-            part = share.parts[self._rank]
-            own_rows = np.zeros(len(share.tree) + 1, np.int32)
-            own_rows[part + 1] = np.arange(1, len(part) + 1)
-            owned = owners_of(len(share.tree), share.parts) == self._rank
-            self._results[share.number] = _Result(logits, own_rows, owned)
-            rows[share.first_row + np.flatnonzero(owned)] = logits.choices[own_rows[owned]]
-        return rows
-
-    def owns(self, number: int, index: int | None = None) -> bool:
-        """Whether this rank reports a row of the whole tree, or all rows."""
-        owned = self._results[number].owned
-        return bool(owned.all() if index is None else owned[index])
+        self._results = {
+            share.number: _Result(logits, share.parts[self._rank].tolist())
+            for share, logits in zip(chosen, self.engine.verify(items) if items else (), strict=True)
+            if logits is not None
+        }
+        found = [self._results.get(share.number) for share in shares]
+        return [np.empty(0, np.int32) if result is None else result.logits.choices for result in found]
 
     def row(self, number: int, index: int) -> FloatArray:
-        """[vocab] logits of a row of the whole tree, zero if another rank reports it."""
-        logits, own_rows, owned = self._results[number]
-        return logits.row(int(own_rows[index])) if owned[index] else np.zeros(self.engine.limits.vocab_size, np.float32)
+        """[vocab] logits of a row of the whole tree; empty if this rank has not verified its node."""
+        logits, nodes = self._results[number]
+        rows = [-1, *nodes]
+        return logits.row(rows.index(index - 1)) if index - 1 in rows else np.empty(0, np.float32)
 
-    def top_k(self, number: int, k: int) -> IntArray:
-        """[2, n + 1, k] most probable tokens, and the bits of their probabilities; zero in rows of other ranks."""
-        logits, own_rows, owned = self._results[number]
-        found = np.zeros((2, len(own_rows), k), np.int32)
-        ids, probabilities = logits.top_k(k)
-        found[0, owned] = ids[own_rows[owned]]
-        found[1, owned] = np.ascontiguousarray(probabilities, np.float32).view(np.int32)[own_rows[owned]]
-        return found
+    def top_k(self, number: int, k: int) -> tuple[IntArray, FloatArray]:
+        """[1 + part, k] most probable tokens and their probabilities, in the rows of this rank."""
+        return self._results[number].logits.top_k(k)
 
     def commit(self, number: int, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         """Keep the KV of the part of the accepted path that this rank verified; the rest becomes pending."""
-        result = self._results.get(number)
-        rows = [] if result is None else result.rows[np.asarray(nodes, np.int64) + 1].tolist()
-        mine = [row - 1 for row in takewhile(bool, rows)]
+        verified = self._results[number].nodes if number in self._results else []
+        mine = [verified.index(node) for node in takewhile(verified.__contains__, nodes)]
         self.engine.commit(self._sequences[number], mine, token_ids)
 
     def release(self, number: int) -> None:
@@ -129,10 +100,9 @@ class Rank:
 
 
 def follow(rank: Rank, connection: Connection) -> None:
-    """Execute the leader's orders until the leader ends, and send back the arrays that they return."""
+    """Execute the leader's orders until the leader ends, and send back the result of the last one of each message."""
     with suppress(EOFError):
         while True:
             for order in connection.recv():
                 result = getattr(rank, order.name)(*order.arguments)
-                if isinstance(result, np.ndarray):
-                    connection.send(result)
+            connection.send(result)

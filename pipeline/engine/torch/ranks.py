@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import distributed
 from torch.distributed import TCPStore
@@ -58,12 +57,9 @@ class PipeLeader:
             for connection in self._connections:
                 connection.send(orders)
 
-    def collect(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        total = mine.copy()
+    def collect(self, mine: Any) -> list[Any]:
         with self._reporting_losses():
-            for connection in self._connections:
-                total += connection.recv()
-        return total
+            return [mine, *(connection.recv() for connection in self._connections)]
 
     def close(self) -> None:
         atexit.unregister(self.close)

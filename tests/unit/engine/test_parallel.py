@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,8 +16,8 @@ from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.tree import path_to, tree_from_lists
 from pipeline.engine.contract import Engine, EngineLimits, VerifyItem
-from pipeline.engine.parallel import ParallelEngine
-from pipeline.engine.rank import Order, Rank, follow, owners_of
+from pipeline.engine.parallel import ParallelEngine, joined
+from pipeline.engine.rank import Order, Rank, Share, follow
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.torch.engine import TorchEngine
 from tests.fakes import VOCAB_SIZE, TableEngine, TableSequence, make_request, make_scheduler, plain_decode
@@ -45,7 +44,7 @@ class ThreadLine:
 
     num_ranks: int
     orders: list[Any] = field(default_factory=list)
-    given: Any = field(default_factory=queue.Queue)
+    given: list[Any] = field(default_factory=list)
     num_sent: int = 0
     num_collected: int = 0
 
@@ -54,14 +53,9 @@ class ThreadLine:
         for line in self.orders:
             line.put(list(orders))
 
-    def collect(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def collect(self, mine: Any) -> list[Any]:
         self.num_collected += 1
-        parts = [self.given.get(timeout=PATIENCE_S) for _ in self.orders]
-        for part in parts:
-            assert part.shape == mine.shape
-            assert part.dtype == mine.dtype
-            assert not ((part != 0) & (mine != 0)).any()
-        return sum(parts, mine)
+        return [mine, *(given.get(timeout=PATIENCE_S) for given in self.given)]
 
     def close(self) -> None:
         for line in self.orders:
@@ -70,16 +64,16 @@ class ThreadLine:
 
 @dataclass
 class ThreadEnd:
-    line: ThreadLine
     orders: Any
+    given: Any
 
     def recv(self) -> list[Order]:
         if (orders := self.orders.get(timeout=PATIENCE_S)) is None:
             raise EOFError
         return orders  # type: ignore[no-any-return]
 
-    def send(self, mine: npt.NDArray[Any]) -> None:
-        self.line.given.put(mine)
+    def send(self, mine: Any) -> None:
+        self.given.put(mine)
 
 
 @contextmanager
@@ -88,7 +82,8 @@ def parallel(engines: Sequence[Engine]) -> Iterator[tuple[ParallelEngine, Thread
     threads = []
     for rank, engine in enumerate(engines[1:], 1):
         line.orders.append(queue.Queue())
-        end = ThreadEnd(line, line.orders[-1])
+        line.given.append(queue.Queue())
+        end = ThreadEnd(line.orders[-1], line.given[-1])
         threads.append(threading.Thread(target=follow, args=(Rank(engine, rank), end), daemon=True))
         threads[-1].start()
     leader = ParallelEngine(engines[0], line)
@@ -144,9 +139,11 @@ def test_greedy_ranks_speak_once_per_step() -> None:
         assert line.num_sent == line.num_collected == result.statistics.num_steps < 60
 
 
-def test_every_row_has_one_owner_that_verifies_it() -> None:
+def test_each_row_is_that_of_the_first_rank_that_verified_it() -> None:
     parts = [np.asarray(part, np.int32) for part in ([0, 1, 2], [0, 3], [])]
-    assert owners_of(4, parts).tolist() == [0, 0, 0, 0, 1]
+    share = Share(0, tree_from_lists([5, 6, 7, 8], [-1, 0, 0, 0]), 9, parts)
+    found = [np.full(len(part) + 1, rank) for rank, part in enumerate(parts)]
+    assert joined(share, found).tolist() == [0, 0, 0, 0, 1]
 
 
 def test_torch_ranks_that_lack_accepted_nodes_compute_them_again() -> None:
