@@ -52,13 +52,13 @@ class ParallelSequence:
     """The leader's view of a sequence. A rank may have less of its KV."""
 
     number: int
-    tokens: list[int]
+    num_tokens: int
     num_cached_tokens: int
     num_reused_tokens: int
 
     @property
     def num_pending(self) -> int:
-        return len(self.tokens) - self.num_cached_tokens
+        return self.num_tokens - self.num_cached_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class ParallelEngine:
             )
         number = next(self._numbers)
         opened: EngineSequence = self._order_later("open", number, token_ids)
-        return ParallelSequence(number, token_ids.tolist(), opened.num_cached_tokens, opened.num_reused_tokens)
+        return ParallelSequence(number, len(token_ids), opened.num_cached_tokens, opened.num_reused_tokens)
 
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
         shares: list[Share] = []
@@ -135,7 +135,7 @@ class ParallelEngine:
         own = _own(sequence)
         tokens = [int(token) for token in token_ids]
         self._order_later("commit", own.number, [int(node) for node in nodes], tokens)
-        own.tokens += tokens
+        own.num_tokens += len(tokens)
         own.num_cached_tokens += len(nodes)
 
     def release(self, sequence: EngineSequence) -> None:

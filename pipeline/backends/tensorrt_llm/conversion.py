@@ -53,8 +53,8 @@ def known_script_flags(family: str) -> frozenset[str]:
 
 
 def options_of_script(context: BuildContext) -> dict[str, str | None]:
-    """Option of a family's script by the setting of `tensorrt_llm` that needs it, unless that has its default; None if
-    no script supports the setting."""
+    """Option of a family's script that another value than the default needs, by setting of `tensorrt_llm`; None if no
+    script supports such a value."""
     trt = context.trt
     options = {
         "quantization": "use_weight_only" if trt.quantization in PLAIN else None,
