@@ -28,7 +28,7 @@ TOKEN_CODE = ("backends", "decoding", "dynamo", "engine", "llmapi", "triton_mode
 class Fingerprint(Frozen):
     """Everything that a built engine depends on."""
 
-    format: int = Field(1, description="Layout of the artifact; changes when an older one cannot be read.")
+    format: int = Field(2, description="Layout of the artifact; changes when older ones must be built again.")
     checkpoint: str = Field(description="Content hash of the checkpoint.")
     architecture: str = Field(description="Class name of the model.")
     backend: str
