@@ -72,7 +72,7 @@ def cli_page() -> str:
         "",
     ]
     lines += ["`lookahead --install-completion` installs completion for the current shell.", ""]
-    for panel, verbs in PANELS.items():
+    for panel, verbs in {**PANELS, "Research": ("research",)}.items():
         lines += [f"## {panel}", ""]
         for verb in verbs:
             found = getattr(command, "commands", {}).get(verb)

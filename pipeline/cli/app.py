@@ -1,14 +1,13 @@
-"""Builds the command line application from one module per group of commands.
+"""Builds the command line application.
 
-How to add commands
-    * Write `pipeline/cli/<group>.py` with `def register(app: typer.Typer) -> None`, which calls
-      `app.command()(function)` for each command (or `app.add_typer(...)` for one with subcommands, such as `trie`), and
-      name the module in GROUPS below. Longer code of a command goes to a module with its name, such as
+How to add a command
+    * Write a function with the command's name, or a `typer.Typer` for one with subcommands, such as `trie`, in a module
+      of this package, and add it to PANELS below. Longer code of a command goes to a module with its name, such as
       `doctor_machine`.
-    * At import time a group imports only the standard library, typer, `pipeline.errors`, `pipeline.cli.options`,
+    * At import time such a module imports only the standard library, typer, `pipeline.errors`, `pipeline.cli.options`,
       `pipeline.cli.output`, `pipeline.config.folders` and `pipeline.llmapi`. Everything else (torch, numpy,
-      transformers, pydantic, our other packages) is imported inside the functions: `lookahead --help` imports every
-      group and must start in a fraction of a second.
+      transformers, pydantic, our other packages) is imported inside the functions: `lookahead --help` imports all of
+      these modules and must start in a fraction of a second.
     * Options that several commands share come from `options`: `model: Model = DEFAULT_MODEL`, `profile: Profile =
       DEFAULT_PROFILE`, `overrides: Set = None`, `dry_run: DryRun = False`, `as_json: Json = False`.
       `options.resolve(model, profile, overrides)` returns the ResolvedConfig. Other options are written
@@ -35,7 +34,6 @@ from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.models import CommandInfo, TyperInfo
 
 from pipeline.cli import output
 from pipeline.errors import UserError
@@ -43,18 +41,18 @@ from pipeline.errors import UserError
 # Entry points of installed packages that add commands: functions that return a typer.Typer.
 PLUGINS = "lookahead.commands"
 
-GROUPS = (
-    *("models", "doctor", "build", "server", "key", "clients"),
-    *("bench", "load", "verify", "tune", "trie", "validate", "dev"),
-)
-
-# Panels of `lookahead --help`, by the user's task.
+# The commands in the panels of `lookahead --help`, by the user's task, with the modules that define them.
 PANELS = {
-    "Serve": ("demo", "models", "profiles", "doctor", "engine", "repo", "serve", "status", "switch", "stop", "key"),
-    "Query": ("chat", "generate", "batch"),
-    "Measure": ("verify", "bench", "load", "api-overhead", "report", "tune", "validate-gpu"),
-    "Maintain": ("trie", "clean", "dev"),
-    "Research": ("research",),
+    "Serve": {
+        **{"demo": "clients", "models": "models", "profiles": "models", "doctor": "doctor", "engine": "build"},
+        **{"repo": "build", "serve": "server", "status": "server", "switch": "server", "stop": "server", "key": "key"},
+    },
+    "Query": {"chat": "clients", "generate": "clients", "batch": "clients"},
+    "Measure": {
+        **{"verify": "verify", "bench": "bench", "load": "load", "api-overhead": "load", "report": "bench"},
+        **{"tune": "tune", "validate-gpu": "validate"},
+    },
+    "Maintain": {"trie": "trie", "clean": "build", "dev": "dev"},
 }
 
 
@@ -116,8 +114,13 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_root)
-    for group in GROUPS:
-        importlib.import_module(f"pipeline.cli.{group}").register(app)
+    for panel, modules in PANELS.items():
+        for name, module in modules.items():
+            command = getattr(importlib.import_module(f"pipeline.cli.{module}"), name.replace("-", "_"))
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name, rich_help_panel=panel)
+            else:
+                app.command(name, rich_help_panel=panel)(command)
     for plugin in entry_points(group=PLUGINS):
         try:
             commands = plugin.load()
@@ -126,27 +129,9 @@ def build_app() -> typer.Typer:
                 f"The commands `{plugin.name}` of an installed package cannot be loaded: {error}. Install the package "
                 "again, or remove it."
             ) from error
-        app.add_typer(commands(), name=plugin.name)
-    _group_in_panels(app)
+        app.add_typer(commands(), name=plugin.name, rich_help_panel=plugin.name.capitalize())
     _adjust_help(app)
     return app
-
-
-def verb_name(verb: CommandInfo | TyperInfo) -> str:
-    """Return the word that runs a command or a group of commands."""
-    return verb.name or getattr(verb.callback, "__name__", "").replace("_", "-")
-
-
-def _group_in_panels(app: typer.Typer) -> None:
-    """Put each command into its panel, in the order of PANELS. Commands without a panel, such as those of plugins, come
-    last."""
-    order = {
-        verb: (panel, number) for number, (panel, verb) in enumerate((p, v) for p, vs in PANELS.items() for v in vs)
-    }
-    verbs: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
-    for verb in verbs:
-        verb.rich_help_panel = order.get(verb_name(verb), ("Commands", len(order)))[0]
-    app.registered_commands.sort(key=lambda verb: order.get(verb_name(verb), ("", len(order)))[1])
 
 
 def _adjust_help(app: typer.Typer) -> None:

@@ -56,11 +56,6 @@ Grammar = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(bench)
-    app.command()(report)
-
-
 def bench(
     context: typer.Context,
     data: shared.Data = None,

@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from pipeline.config.schema import ResolvedConfig
 
 
-def register(app: typer.Typer) -> None:
-    for command in (engine, repo, clean):
-        app.command()(command)
-
-
 def engine(
     model: Model = DEFAULT_MODEL,
     profile: Profile = DEFAULT_PROFILE,

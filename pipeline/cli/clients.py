@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from pipeline.server.client import Completion, TextQuery
 
 
-def register(app: typer.Typer) -> None:
-    for command in (generate, chat, demo, batch):
-        app.command()(command)
-
-
 Strategy = Annotated[
     str | None,
     typer.Option("--strategy", "-s", help="none, lookahead, trie, hybrid or auto; default: the profile's."),

@@ -11,14 +11,10 @@ from pipeline.cli import output
 from pipeline.config.folders import folders
 from pipeline.errors import ConfigError, UserError
 
-
-def register(app: typer.Typer) -> None:
-    dev = typer.Typer(help="Tools for development: generated files, versions, pass times.", no_args_is_help=True)
-    for command in (generate, versions, pass_times):
-        dev.command()(command)
-    app.add_typer(dev, name="dev")
+dev = typer.Typer(help="Tools for development: generated files, versions, pass times.", no_args_is_help=True)
 
 
+@dev.command()
 def generate(
     check: Annotated[
         bool, typer.Option("--check", help="Check the files without writing; exit code 2 if one is out of date.")
@@ -36,6 +32,7 @@ def generate(
     output.say("\n".join(map(str, stale)) or "all generated files are up to date")
 
 
+@dev.command()
 def versions(as_json: shared.Json = False) -> None:
     """List the TensorRT-LLM version of each Triton container, and the requirements of the backend."""
     from pipeline.config.registry import backend_names
@@ -49,6 +46,7 @@ def versions(as_json: shared.Json = False) -> None:
         output.table(table.columns, table.rows)
 
 
+@dev.command()
 def pass_times(
     model: shared.Model = shared.DEFAULT_MODEL,
     profile: shared.Profile = shared.DEFAULT_PROFILE,

@@ -12,10 +12,6 @@ from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Set
 _MARKS = {"ok": "ok", "note": "-", "fail": "FAIL"}
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(doctor)
-
-
 def doctor(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Model to check: report what would be refused.")

@@ -13,10 +13,6 @@ from pipeline.cli.options import Json
 from pipeline.errors import RequestError
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(key)
-
-
 def key(
     tenant: Annotated[str, typer.Argument(help="Tenant: name of the client that gets the key.")],
     as_json: Json = False,

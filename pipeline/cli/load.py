@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from pipeline.server.client import Completion, TextQuery
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(load)
-    app.command()(api_overhead)
-
-
 def load(
     url: Annotated[
         str | None, typer.Option("--url", help="gRPC address of the server, host:port; default: the running one.")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import typer
-
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model
 from pipeline.config.folders import folders
@@ -19,11 +17,6 @@ if TYPE_CHECKING:
 
 Entry = TypeVar("Entry", bound="Frozen")
 Cells = tuple[object, ...]
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(models)
-    app.command()(profiles)
 
 
 def models(as_json: Json = False) -> None:

@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from pipeline.server.state import GuardedState, ServerState
 
 
-def register(app: typer.Typer) -> None:
-    for command in (serve, stop, status, switch):
-        app.command()(command)
-
-
 def serve(
     model: Model = DEFAULT_MODEL,
     profile: Profile = DEFAULT_PROFILE,

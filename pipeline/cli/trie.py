@@ -32,13 +32,10 @@ Out = Annotated[
 Snapshot = Annotated[str, typer.Argument(help="Snapshot of a trie: a file or a URL.")]
 
 
-def register(app: typer.Typer) -> None:
-    trie = typer.Typer(help="Build, inspect, prune and merge snapshots of tries.", no_args_is_help=True)
-    for command in (build, inspect, prune, merge):
-        trie.command()(command)
-    app.add_typer(trie, name="trie")
+trie = typer.Typer(help="Build, inspect, prune and merge snapshots of tries.", no_args_is_help=True)
 
 
+@trie.command()
 def build(
     files: Annotated[
         list[Path],
@@ -84,6 +81,7 @@ def build(
     _show(trie, out, as_json)
 
 
+@trie.command()
 def inspect(snapshot: Snapshot, as_json: Json = False) -> None:
     """Print the contents of a snapshot."""
     from pipeline.decoding.trie.snapshot import load_trie
@@ -91,6 +89,7 @@ def inspect(snapshot: Snapshot, as_json: Json = False) -> None:
     _show(load_trie(snapshot), snapshot, as_json)
 
 
+@trie.command()
 def prune(
     snapshot: Snapshot,
     out: Annotated[
@@ -112,6 +111,7 @@ def prune(
     _show(trie, out or snapshot, as_json)
 
 
+@trie.command()
 def merge(
     snapshots: Annotated[
         list[str],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from pipeline.cli import options as shared
 from pipeline.cli import output
 from pipeline.config.folders import folders
@@ -13,10 +11,6 @@ from pipeline.config.folders import folders
 if TYPE_CHECKING:
     from pipeline.bench.report.results import SummaryRow
     from pipeline.config.schema import LookaheadConfig, ResolvedConfig
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(tune)
 
 
 def tune(

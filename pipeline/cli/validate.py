@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 _OF_ENGINE = {"part", "model", "backend", "shapes", "limit", "max_new_tokens", "out", "as_json"}
 
 
-def register(app: typer.Typer) -> None:
-    app.command("validate-gpu")(validate_gpu)
-
-
 def validate_gpu(
     context: typer.Context,
     model: shared.Model = shared.DEFAULT_MODEL,

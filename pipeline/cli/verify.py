@@ -25,10 +25,6 @@ _OF_FAILOVER = {"failover", "model", "profile", "overrides", "num_kills", "max_n
 _KINDS = {".json": "json_schema", ".lark": "ebnf_grammar", ".gbnf": "ebnf_grammar", ".regex": "regex"}
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(verify)
-
-
 def verify(
     context: typer.Context,
     model: shared.Model = shared.DEFAULT_MODEL,

@@ -9,14 +9,13 @@ import subprocess
 
 import pytest
 
-from pipeline.cli.app import build_app, verb_name
+from pipeline.cli.app import PANELS
 from pipeline.config.folders import folders
 from tests.patience import PATIENCE_S
 
 HOME = folders({}).home
 TEXT = (HOME / "Makefile").read_text(encoding="utf-8")
-APP = build_app()
-VERBS = {verb_name(verb) for verb in (*APP.registered_commands, *APP.registered_groups)}
+VERBS = {verb for verbs in PANELS.values() for verb in verbs}
 
 
 @pytest.mark.parametrize("verb", sorted(set(re.findall(r"\$\(LOOKAHEAD\) ([\w-]+)", TEXT))))
