@@ -29,7 +29,7 @@ _request_numbers = itertools.count()
 class MeasureOptions:
     """Options of all requests. warmth: with "cold" draft sources are emptied before each row, with "warm" before each
     repeat. raw: use no chat template. end_ids: tokens that end an output. guide: format that outputs must match, if
-    any."""
+    any; `measure` takes that of the row."""
 
     max_new_tokens: int = 128
     end_ids: frozenset[int] = frozenset()
@@ -86,7 +86,7 @@ def rotated(count: int, shift: int) -> list[int]:
 
 def warm_up(contenders: Sequence[Contender], row: WorkloadRow, codec: TextCodec, options: MeasureOptions) -> None:
     """Run a short request several times, so that compilation, page faults and tuning are not measured."""
-    short = replace(_options_of(row, options), max_new_tokens=min(options.max_new_tokens, WARM_UP_TOKENS))
+    short = replace(options, max_new_tokens=min(options.max_new_tokens, WARM_UP_TOKENS), guide=row.guide)
     prompt = row.first_prompt(options.raw)
     prompt_ids = prompt_ids_of(codec, prompt)
     for _ in range(WARM_UP_ROUNDS):
@@ -102,6 +102,7 @@ def _measure_row(
     codec: TextCodec,
     options: MeasureOptions,
 ) -> list[RequestRecord]:
+    options = replace(options, guide=row.guide)
     messages: list[str] = []
     records: list[RequestRecord] = []
     for number, turn in enumerate(row.asked(options.turns)):
@@ -110,7 +111,7 @@ def _measure_row(
         prompt_ids = prompt_ids_of(codec, prompt)
         generations: dict[int, MeasuredRequest] = {}
         for index in order:
-            request = make_request(_options_of(row, options), prompt_ids)
+            request = make_request(options, prompt_ids)
             generations[index] = contenders[index].generate(request, prompt)
         baseline_ids = generations[0].output_ids
         records += [
@@ -127,10 +128,6 @@ def _measure_row(
         ]
         messages.append(codec.decode(baseline_ids))
     return records
-
-
-def _options_of(row: WorkloadRow, options: MeasureOptions) -> MeasureOptions:
-    return options if row.guide is None else replace(options, guide=row.guide)
 
 
 def turn_id(row: WorkloadRow, number: int) -> str:

@@ -1,25 +1,14 @@
 """Builds the command line application.
 
-How to add a command
-    * Write a function with the command's name, or a `typer.Typer` for one with subcommands, such as `trie`, in a module
-      of this package, and add it to PANELS below. Longer code of a command goes to a module with its name, such as
-      `doctor_machine`.
-    * At import time such a module imports only the standard library, typer, `pipeline.errors`, `pipeline.cli.options`,
-      `pipeline.cli.output`, `pipeline.config.folders` and `pipeline.llmapi`. Everything else (torch, numpy,
-      transformers, pydantic, our other packages) is imported inside the functions: `lookahead --help` imports all of
-      these modules and must start in a fraction of a second.
-    * Options that several commands share come from `options`: `model: Model = DEFAULT_MODEL`, `profile: Profile =
-      DEFAULT_PROFILE`, `overrides: Set = None`, `dry_run: DryRun = False`, `as_json: Json = False`.
-      `options.resolve(model, profile, overrides)` returns the ResolvedConfig. Other options are written
-      `Annotated[type, typer.Option("--name", help=...)]`.
-    * A command that needs the engine calls `options.built_artifact(resolved)`. It builds what is missing; for a
-      finished engine it takes milliseconds. A command that must not build calls
-      `pipeline.engine.artifact.load_artifact(artifact_dir(folders(), model, profile), folders().cache)`.
-    * Raise `pipeline.errors.UserError` for what the user can fix: `pipeline.cli.main` prints it on stderr and exits
-      with 2. Catch nothing else: a bug prints its trace and exits with 1. For other exit codes raise
-      `typer.Exit(code)`.
-    * Results go to stdout (`output.say`, `output.table`, `output.print_json`), progress and notes to stderr
-      (`output.note`, `output.steps`, `output.progress`), so that the output of `--json` can be piped.
+To add a command, write a function with its name, or a `typer.Typer` for one with subcommands, in a module of this
+package, and add both to PANELS. `lookahead --help` imports all of these modules and must start in a fraction of
+a second. So at import time they import only the standard library, typer, `pipeline.errors`, `pipeline.cli.options`,
+`pipeline.cli.output`, `pipeline.config.folders` and `pipeline.llmapi`; their functions import everything else.
+
+`options` has the options that several commands share, `resolve` for a model and a profile, and `built_artifact` for
+their engine. Raise `pipeline.errors.UserError` for what the user can fix: `pipeline.cli.main` prints it on stderr and
+exits with 2. Catch nothing else: a bug prints its trace and exits with 1. Results go to stdout (`output.say`,
+`output.table`, `output.print_json`), progress and notes to stderr, so that the output of `--json` can be piped.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from pipeline.config.schema import Frozen
 from pipeline.decoding.tree import IntArray
 from pipeline.engine.contract import Engine
 from pipeline.errors import UserError
+from pipeline.json_lines import reading
 
 
 class TextScore(Frozen):
@@ -77,9 +78,8 @@ def require_same_texts(texts: Sequence[tuple[str, IntArray]], others: Scores, ma
 def load_scores(path: Path) -> Scores:
     """Read a file of `lookahead research perplexity --json`. Raises UserError if it is not one."""
     try:
-        return Scores.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+        with reading(path):
+            return Scores.model_validate_json(path.read_text(encoding="utf-8"))
     except ValidationError as error:
         raise UserError(f"{path} has no scores; give a file of `lookahead research perplexity --json`.") from error
 

@@ -169,12 +169,6 @@ def test_a_missing_home_folder_is_reported() -> None:
             folders(environment)
 
 
-def test_all_faults_come_in_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("pipeline.cli.app.build_app", lambda: app_that_raises(ConfigError("2 faults\n  a\n  b")))
-    assert exit_code() == 2
-    assert capsys.readouterr().err == "error: 2 faults\n  a\n  b\n"
-
-
 def test_engine_dry_run_then_build_then_reuse(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     base = ["engine", "--model", "tiny-random-llama", "--set", "device=cpu", "--set", "backend=torch", "--json"]
     assert exit_code(*base, "--dry-run") == 0

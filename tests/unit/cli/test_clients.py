@@ -46,16 +46,10 @@ def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 def test_a_piped_prompt_has_no_line_end(monkeypatch: pytest.MonkeyPatch, answered: list[TextQuery]) -> None:
-    for text in ("Hello", "Hello\n", "Hello\n\n"):
+    for text, *prompt in (("Hello",), ("Hello\n",), ("Hello\n\n",), ("Hello\n", "-")):
         pipe(monkeypatch, text)
-        assert exit_code("generate", "--url", "127.0.0.1:1") == 0
-    assert [query.text_input for query in answered] == ["Hello", "Hello", "Hello\n"]
-
-
-def test_the_prompt_of_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch, answered: list[TextQuery]) -> None:
-    pipe(monkeypatch, "Hello\n")
-    assert exit_code("generate", "-", "--url", "127.0.0.1:1") == 0
-    assert [query.text_input for query in answered] == ["Hello"]
+        assert exit_code("generate", *prompt, "--url", "127.0.0.1:1") == 0
+    assert [query.text_input for query in answered] == ["Hello", "Hello", "Hello\n", "Hello"]
 
 
 def test_an_error_after_some_text_begins_on_its_own_line(

@@ -88,9 +88,26 @@ def test_any_overrides_resolve_or_every_fault_is_reported(overrides: list[tuple[
         ("engine.max_seq_len=" + 5000 * "9", "should be a value as in YAML (Exceeds the limit"),
         ("engine={max_seq_len: 1, max_seq_len: 2}", "--set: engine.max_seq_len: is written twice"),
         ("server.host=on", "--set: server.host: found true, which YAML also reads"),
+        ("engine.max_batch_size='8'", "Written as a number it is 8, without quotes or exponent."),
+        ("server.http_port=99999", "server.http_port: found 99999; should be less than or equal to 65535"),
+        ("server.host=nowhere", "server.host: found 'nowhere'; should be an IPv4 address"),
+        ("server.host='::1'", "server.host: found '::1'; should be an IPv4 address"),
+        ("server.startup_timeout_s=.inf", "server.startup_timeout_s: found inf; should be a finite number"),
+        (
+            "engine.max_batch_size=1e9",
+            "found the text '1e9'; should be a valid integer. Written as a number it is 1000000000",
+        ),
+        ("engine.max_batch_size=1e9999", "engine.max_batch_size: found '1e9999'; should be a valid integer."),
+        (
+            "server.startup_timeout_s=1e-3",
+            "found the text '1e-3'; should be a valid number. Written as a number it is 0.001",
+        ),
+        ("drafting.sources=3", "drafting.sources: found 3; should be a list."),
+        ("drafting.sources.²=1", "drafting.sources.²: does not exist"),
+        ("server.startup_timeout_s=.nan", "server.startup_timeout_s: found nan; should be a finite number"),
     ],
 )
-def test_faults_of_overrides_name_the_override_and_the_whole_key(override: str, expected: str) -> None:
+def test_a_fault_of_an_override_is_one_sentence_with_the_whole_key(override: str, expected: str) -> None:
     assert expected in faults_of(override)
 
 

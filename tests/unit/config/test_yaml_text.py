@@ -85,3 +85,9 @@ def test_what_no_config_can_mean_is_refused_in_one_line(text: str, message: str,
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         parse_yaml(text)
     assert "\n" not in str(caught.value)
+
+
+def test_anchors_that_multiply_are_refused() -> None:
+    levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    with pytest.raises(ValueError, match="has more than 100000 values"):
+        parse_yaml("\n".join(["a0: &a0 [x, x, x, x, x, x, x, x, x]", *levels]))

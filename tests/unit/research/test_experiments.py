@@ -1,4 +1,4 @@
-"""Experiments by replay: draft lengths, memory, and sizes of the lookahead window."""
+"""Experiments: draft lengths, memory, sizes of the lookahead window, and ranks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lookahead_research.experiment_plots import plot_capacity, plot_compression, plot_lengths
-from lookahead_research.experiments import by_capacity, by_length, by_lookahead_sizes
+from lookahead_research.experiment_plots import plot_capacity, plot_compression, plot_lengths, plot_ranks
+from lookahead_research.experiments import by_capacity, by_length, by_lookahead_sizes, by_ranks
 from lookahead_research.known_outputs import ReplayRow
 
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import GenerationRequest
+from pipeline.engine.contract import EngineLimits
 from pipeline.errors import UserError
-from tests.fakes import TableEngine, plain_decode
+from tests.fakes import VOCAB_SIZE, TableEngine, plain_decode
 
 
 def repeating_row(seed: int) -> ReplayRow:
@@ -24,6 +25,7 @@ def repeating_row(seed: int) -> ReplayRow:
 
 
 ROWS = [repeating_row(seed) for seed in range(3)]
+ONE_RANK = LookaheadConfig.of(3, 3, 3)
 
 
 def sizes(*values: tuple[int, int, int]) -> list[LookaheadConfig]:
@@ -84,3 +86,25 @@ def test_sizes_beyond_the_engine_are_refused_before_anything_runs() -> None:
     with pytest.raises(UserError, match=r"drafts 119 tokens per step; the engine verifies at most 64"):
         next(by_lookahead_sizes(known_rows(), engine, sizes((2, 2, 1), (15, 5, 15)), 64, lambda: None))
     assert engine.num_passes == 0
+
+
+def test_more_ranks_take_fewer_steps_and_each_computes_less_than_all(tmp_path: Path) -> None:
+    engine = TableEngine(EngineLimits(4, 256, 256, 128, VOCAB_SIZE))
+    done: list[int] = []
+    found = list(by_ranks(known_rows(), engine, ONE_RANK, [1, 2, 4], 64, lambda: done.append(1)))
+    assert [row["ranks"] for row in found] == [1, 2, 4]
+    assert [row["max_window_size"] for row in found] == [3, 6, 12]
+    assert [row["max_verification_set_size"] for row in found] == [3, 6, 12]
+    assert all(row["identical"] == row["outputs"] == 2 for row in found)
+    assert len(done) == 6
+    assert found[0]["tokens_per_rank"] == found[0]["tokens_per_step"]
+    for row in found[1:]:
+        assert row["tokens_per_step"] / row["ranks"] <= row["tokens_per_rank"] < row["tokens_per_step"]
+    assert found[2]["steps"] <= found[0]["steps"]
+    plot_ranks(tmp_path / "ranks.png", found)
+    assert (tmp_path / "ranks.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_more_than_the_engine_verifies_is_refused_before_anything_runs() -> None:
+    with pytest.raises(UserError, match=r"drafts 95 tokens per step.*at most 64"):
+        next(by_ranks(known_rows(), TableEngine(), ONE_RANK, [1, 8], 64, lambda: None))

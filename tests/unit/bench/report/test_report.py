@@ -18,7 +18,7 @@ from pipeline.bench.report.report import (
     source_table,
     summary_table,
 )
-from pipeline.bench.report.results import OVERALL, BenchResults, ConcurrencyRow
+from pipeline.bench.report.results import OVERALL, BenchResults, ConcurrencyRow, RequestRecord
 from pipeline.bench.report.summary import summarize
 from pipeline.cli.bench import show_results
 from pipeline.decoding.planning.cost import CostPoint
@@ -50,6 +50,10 @@ def full_results() -> BenchResults:
     ]  # fmt: skip
     curve = [CostPoint(n, 1, 8, 0.001 * n) for n in (1, 2, 4)]
     return results(concurrency=rows, cost_curve=curve)
+
+
+def headline_of(records: list[RequestRecord], **config: object) -> str:
+    return headline(BenchResults(manifest={"config": config}, requests=records, summary=summarize(records)))
 
 
 @cache
@@ -94,12 +98,12 @@ def test_the_headline_names_the_fastest_strategy_its_interval_and_identity() -> 
 
 def test_plain_decoding_alone_has_nothing_to_compare() -> None:
     records = [record("none", 1.0, id=str(number)) for number in range(3)]
-    assert headline(BenchResults(manifest={}, requests=records, summary=summarize(records))) == ""
+    assert headline_of(records) == ""
 
 
 def test_a_single_measurement_claims_no_interval() -> None:
     records = [record("none", 2.0), record("trie", 1.0)]
-    text = headline(BenchResults(manifest={}, requests=records, summary=summarize(records)))
+    text = headline_of(records)
     assert "measured once and so without an interval: 2.00 times `none`, with" in text
     assert "includes 1" not in text
 
@@ -107,7 +111,7 @@ def test_a_single_measurement_claims_no_interval() -> None:
 def test_two_prompts_are_too_few_for_a_verdict() -> None:
     records = [record(name, seconds, id=str(number)) for number, scatter in enumerate((0.6, 0.9))
                for name, seconds in (("none", 1.0), ("trie", scatter))]  # fmt: skip
-    text = headline(BenchResults(manifest={}, requests=records, summary=summarize(records)))
+    text = headline_of(records)
     assert "fastest" not in text
     assert "measured with too few requests to be sure: 1.33 times `none` (1.11 to 1.67)" in text
 
@@ -116,15 +120,14 @@ def test_a_strategy_is_not_fastest_if_another_lies_in_its_interval() -> None:
     times = ((0.5, 0.52), (0.5, 0.48), (0.6, 0.62), (0.4, 0.4), (0.5, 0.5))
     records = [record(name, seconds, id=str(number)) for number, (trie, hybrid) in enumerate(times)
                for name, seconds in (("none", 1.0), ("trie", trie), ("hybrid", hybrid), ("slow", 0.9))]  # fmt: skip
-    text = headline(BenchResults(manifest={}, requests=records, summary=summarize(records)))
+    text = headline_of(records)
     assert text.startswith("`trie` has the highest speed, and `hybrid` lies in its interval: 2.00 times `none`")
 
 
 def test_the_headline_praises_ours_and_sets_the_baselines_beside_it() -> None:
     records = [record(name, seconds, id=str(number)) for number in range(5)
                for name, seconds in (("none", 2.0), ("trie", 1.0), ("hf", 0.5), ("hf-prompt-lookup", 4.0))]  # fmt: skip
-    manifest = {"config": {"baselines": ["hf", "hf-prompt-lookup"]}}
-    text = headline(BenchResults(manifest=manifest, requests=records, summary=summarize(records)))
+    text = headline_of(records, baselines=["hf", "hf-prompt-lookup"])
     assert text.startswith("`trie` is the fastest of our strategies: 2.00 times `none`")
     assert "By comparison, `hf` runs at 4.00 and `hf-prompt-lookup` runs at 0.50 times `none`." in text
 
@@ -132,8 +135,7 @@ def test_the_headline_praises_ours_and_sets_the_baselines_beside_it() -> None:
 def test_a_baseline_whose_outputs_differ_is_no_fault_of_ours() -> None:
     records = [record(name, 1.0, id=str(number), identical=name != "hf")
                for number in range(3) for name in ("none", "trie", "hf")]  # fmt: skip
-    manifest = {"config": {"baselines": ["hf"]}}
-    text = headline(BenchResults(manifest=manifest, requests=records, summary=summarize(records)))
+    text = headline_of(records, baselines=["hf"])
     assert "3 of 3 outputs of `hf` differ." in text
     assert "3 of 3 outputs are token for token those of `none`." in text
 
@@ -141,7 +143,7 @@ def test_a_baseline_whose_outputs_differ_is_no_fault_of_ours() -> None:
 def test_a_strategy_whose_interval_includes_1_is_not_called_fastest() -> None:
     records = [record(name, seconds, id=str(number)) for number, scatter in enumerate((0.8, 1.0, 1.3, 0.8, 1.2))
                for name, seconds in (("none", 1.0), ("trie", scatter))]  # fmt: skip
-    text = headline(BenchResults(manifest={}, requests=records, summary=summarize(records)))
+    text = headline_of(records)
     assert "fastest" not in text
     assert "its interval includes 1" in text
 
