@@ -59,9 +59,7 @@ def load(
     rows = load_workload(data or DEFAULT_PROMPTS)
     target = url or require_server(run_dir(folders()), takes_url=True).grpc_url
     shared.check_url(target, allow_remote)
-    names: list[str | None] = [None]
-    if strategies is not None:
-        names = [*shared.words("--strategies", strategies, STRATEGIES)]
+    names = [None] if strategies is None else shared.words("--strategies", strategies, STRATEGIES)
     sampling = SamplingParams(temperature=temperature, seed=seed)
     queries = [query_of(row.first_prompt(raw), max_new_tokens, name, sampling) for row in rows for name in names]
     plan = LoadPlan(concurrency, duration, max_requests, rate)

@@ -15,7 +15,7 @@ from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from pipeline.bench.validation.validation import StageResult, ValidationPlan
-    from pipeline.config.schema import Device, ResolvedConfig
+    from pipeline.config.schema import Device
 
 
 # Options that have an effect with --part engine.
@@ -62,11 +62,13 @@ def validate_gpu(
     If a stage fails, the report has its log, and the stages that do not depend on it still run. Exit code 1 if a stage
     failed.
     """
+    from pipeline.bench.contenders.in_process import choose_strategies
     from pipeline.bench.data.workload import DEFAULT_PROMPTS
     from pipeline.bench.validation.validation import ValidationPlan, has_passed
     from pipeline.bench.validation.validation_report import report_of, write_report
     from pipeline.config.registry import backend_names
     from pipeline.engine.backend import backend_of
+    from pipeline.triton_models.routing import offered_strategies
 
     if part == "engine":
         shared.refuse_given(context, shared.given(context).keys() - _OF_ENGINE, "with --part engine")
@@ -79,6 +81,7 @@ def validate_gpu(
     settings = (*of_gpu, *(overrides or ()))
     resolved = shared.resolve(model, profile, (f"backend={backend}", *first_only, *settings))
     shared.resolve(model, other_profile, (f"backend={backend}", *settings))
+    offered = offered_strategies(backend_of(backend).traits(resolved))
     folder = _new_folder(out)
     plan = ValidationPlan(
         model=model,
@@ -87,7 +90,7 @@ def validate_gpu(
         backend=backend,
         overrides=settings,
         first_only=first_only,
-        strategies=_strategies(resolved),
+        strategies=tuple(name for name in choose_strategies(resolved.profile, None) if name in offered),
         num_prompts=limit,
         max_new_tokens=max_new_tokens,
         load_seconds=load_seconds,
@@ -168,15 +171,3 @@ def _run(plan: ValidationPlan, folder: Path) -> list[StageResult]:
 
     stages, timeout_s = stages_of(plan, folder), plan.stage_timeout_s
     return run_stages(stages, folder, environment, server_address, timeout_s, output.note, on_result)
-
-
-def _strategies(resolved: ResolvedConfig) -> tuple[str, ...]:
-    """The strategies that verify and bench compare: "none", then all that the engine and the profile's draft sources
-    support."""
-    from pipeline.decoding.strategy import source_names
-    from pipeline.engine.backend import backend_of
-    from pipeline.triton_models.routing import offered_strategies
-
-    sources = [source.kind for source in resolved.profile.drafting.sources]
-    there = offered_strategies(backend_of(resolved.backend).traits(resolved))
-    return ("none", *(name for name in there if name != "none" and source_names(name, sources)))

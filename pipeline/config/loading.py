@@ -47,7 +47,7 @@ def built_models(folders: Folders) -> dict[str, Path]:
 def find_model(name: str, folders: Folders) -> Path:
     """Path of a model YAML, a checkpoint folder, a GGUF file, or the settings of an engine. Raises ConfigError with a
     suggestion."""
-    other = "a path to a YAML, a checkpoint folder or a GGUF file, or owner/name on the Hugging Face hub,"
+    other = "a path to a YAML, a checkpoint folder or a GGUF file, or owner/name on the Hugging Face hub"
     return _find(name, folders.models, "model", other, lambda: built_models(folders))
 
 
@@ -76,7 +76,7 @@ def _find(
     if "/" in name or path.exists() or path.suffix.lower() in (".yaml", ".yml", ".gguf"):
         missing = f"There is no {kind} '{name}': the path does not exist"
         fault = f"'{name}' is not a {kind}" if path.exists() else missing
-        raise ConfigError(f"{fault}. Give a name of `lookahead {kind}s`, or {other.rstrip(',')}.")
+        raise ConfigError(f"{fault}. Give a name of `lookahead {kind}s`, or {other}.")
     known = sorted({*names_in(folders), *engines})
     raise ConfigError(
         f"There is no {kind} '{name}'.{did_you_mean(name, known)} Known {kind}s: {', '.join(known)}; {other} works too."
@@ -92,12 +92,11 @@ def read_settings(path: Path) -> RawSettings:
     base_name = data.pop("base", None)
     if base_name is not None:
         where = origins.pop(("base",))
-        base_path = path.parent / str(base_name)
         folders = [path.parent, *(SHIPPED / "configs" / kind for kind in ("models", "profiles"))]
-        base_path = next((found for folder in folders if (found := folder / str(base_name)).is_file()), base_path)
-        if not base_path.is_file():
+        base_path = next((found for folder in folders if (found := folder / str(base_name)).is_file()), None)
+        if base_path is None:
             meant = did_you_mean(str(base_name), [f"{name}.yaml" for name in names_in(folders) if name != path.stem])
-            text = f"found {base_name!r}; there is no file {shown(base_path)}.{meant}"
+            text = f"found {base_name!r}; there is no file {shown(path.parent / str(base_name))}.{meant}"
             faults.append(Fault(("base",), text, where=where))
         else:
             base = _read_yaml(base_path)

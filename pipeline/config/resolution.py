@@ -272,11 +272,8 @@ def _located(fault: Fault, model: RawSettings, profile: RawSettings) -> Fault:
 
 def _rests_on(fault: Fault, bad: set[KeyPath]) -> bool:
     """Whether a setting of the fault, or a mapping around it, is faulty itself. bad: faulty keys."""
-    return any(_path(key)[: len(each)] == each for key in fault.uses or (fault.key,) for each in bad)
-
-
-def _path(key: str) -> KeyPath:
-    return tuple(key.split("."))
+    used = [tuple(key.split(".")) for key in fault.uses or (fault.key,)]
+    return any(path[: len(each)] == each for path in used for each in bad)
 
 
 def _with_absolute_checkpoint(model: ModelConfig) -> ModelConfig:

@@ -125,15 +125,12 @@ class RecordedRows:
 
 
 def save_rows(path: Path, recorded: Sequence[RecordedRows], first_rows: FirstRows = NO_FIRST_ROWS) -> None:
-    """Write rows of texts, and the first rows, to one compressed file. Raises UserError if it cannot be written."""
+    """Write rows of texts, and the first rows, to one compressed file."""
     arrays = {f"{_FIRST}.{key}": value for key, value in first_rows._asdict().items()}
     for rows in recorded:
         arrays |= {f"{_name(rows.text)}.{key}": value for key, value in rows.arrays().items()}
-    try:
-        with path.open("wb") as file:
-            np.savez_compressed(file, **arrays)
-    except OSError as error:
-        raise UserError(f"Recorded rows cannot be written to {path}: {error.strerror}.") from error
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)
 
 
 def load_rows(path: Path, texts: Sequence[IntArray]) -> tuple[list[RecordedRows], FirstRows]:

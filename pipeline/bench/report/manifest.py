@@ -43,7 +43,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "num_cpus": os.cpu_count(),
-        "usable_cpus": len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else None,
+        "usable_cpus": len(os.sched_getaffinity(0)),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "torch_threads": torch.get_num_threads(),
     }

@@ -129,12 +129,9 @@ def save_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write a file atomically. Raises UserError if it cannot be written."""
+    """Write a file atomically. Raises as `require_writable`."""
     require_writable(path)
-    try:
-        write_atomically(path, text)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+    write_atomically(path, text)
 
 
 def require_other(path: Path, *inputs: Path | None) -> None:

@@ -13,6 +13,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from pipeline.bench.data.workload import DEFAULT_PROMPTS, WorkloadRow, first_pro
 from pipeline.bench.measure import MeasureOptions, make_request, measure
 from pipeline.bench.report.results import OVERALL
 from pipeline.bench.report.summary import summarize
-from pipeline.bench.tune import LOOKAHEADS, Candidate, candidates, tune
+from pipeline.bench.tune import LOOKAHEADS, candidates, tune
 from pipeline.bench.validation.shapes import LARGE_SHAPES, SHAPES, TINY, bandwidth, bytes_read, random_model
 from pipeline.bench.verify.reference import agreement, disagreement_sentence, load_reference
 from pipeline.bench.verify.verify import (
@@ -77,9 +78,9 @@ def checks(options: CheckOptions, folders: Folders, note: Note) -> Iterator[tupl
             opened.append(_open_model(options.model, options.device, folders, note))
         return opened[0]
 
-    yield "exactness", lambda: exactness(options.device, folders, note)
+    yield "exactness", partial(exactness, options.device, folders, note)
     for shape in options.shapes:
-        yield f"curve {shape}", lambda shape=shape: curve(shape, options.device, curves)  # type: ignore[misc]
+        yield f"curve {shape}", partial(curve, shape, options.device, curves)
     yield "reference", lambda: reference(model(), options, folders)
     yield "drafts", lambda: drafts(model(), options)
     yield "lookahead", lambda: lookahead_sizes(model(), options, curves)
@@ -189,11 +190,14 @@ def lookahead_sizes(opened: InProcess, options: CheckOptions, curves: Mapping[st
     found = {row.strategy: row for row in tune(opened, chosen, rows, _settings(opened, options.max_new_tokens))}
     table = []
     for each in chosen:
+        assert each.lookahead is not None, "only candidates with a window are chosen"
         row = found[each.name]
-        entry: Values = {"sizes": each.name, "draft_len": _draft_len(each), "acceptance_length": row.acceptance_length}
+        draft_len, length = each.lookahead.max_draft_len, row.acceptance_length
+        entry: Values = {"sizes": each.name, "draft_len": draft_len, "acceptance_length": length}
         entry["speedup here"] = row.speedup
         for shape, costs in curves.items():
-            entry[f"speedup at {shape}"] = row.acceptance_length / _cost_ratio(costs, _draft_len(each) + 1)
+            times = costs.seconds_up_to(draft_len + 1, 1, GRID.context_lengths[0])
+            entry[f"speedup at {shape}"] = length * float(times[1] / times[draft_len + 1])
         table.append(entry)
     return {"table": table, "left_out": len(LOOKAHEADS) - len(chosen)}
 
@@ -267,13 +271,3 @@ def _logits(engine: Engine, prompt: Any, tree: Any) -> list[Any]:
     if not np.isfinite(rows).all():
         raise RuntimeError("the engine's logits are not finite")
     return rows
-
-
-def _cost_ratio(costs: CostCurve, num_tokens: int) -> float:
-    times = costs.seconds_up_to(num_tokens, 1, GRID.context_lengths[0])
-    return float(times[num_tokens] / times[1])
-
-
-def _draft_len(candidate: Candidate) -> int:
-    assert candidate.lookahead is not None, "only candidates with a window are passed"
-    return candidate.lookahead.max_draft_len

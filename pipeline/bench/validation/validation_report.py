@@ -17,8 +17,7 @@ from pipeline.errors import UserError
 from pipeline.files import write_atomically
 from pipeline.markdown import markdown_table
 
-REPORT_JSON, REPORT_MARKDOWN, BENCH_JSON = "report.json", "report.md", "bench.json"
-ENGINE_JSON, ENGINE_MARKDOWN = "engine.json", "engine.md"
+BENCH_JSON = "bench.json"
 
 
 def report_of(plan: ValidationPlan, results: Sequence[StageResult]) -> dict[str, Any]:
@@ -35,11 +34,8 @@ def report_of(plan: ValidationPlan, results: Sequence[StageResult]) -> dict[str,
 
 
 def write_report(out_dir: Path, report: dict[str, Any]) -> tuple[Path, Path]:
-    """Write a report as Markdown and as JSON, atomically. Returns their paths."""
-    markdown, data = out_dir / REPORT_MARKDOWN, out_dir / REPORT_JSON
-    write_atomically(data, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    write_atomically(markdown, report_markdown(report, out_dir / BENCH_JSON))
-    return markdown, data
+    """Write report.md and report.json. Returns their paths."""
+    return _write(out_dir, "report", report, report_markdown(report, out_dir / BENCH_JSON))
 
 
 def report_markdown(report: dict[str, Any], bench: Path) -> str:
@@ -85,14 +81,17 @@ def _bench_lines(bench: Path) -> list[str]:
         return ["", "## Bench", "", f"The results cannot be read: {error}"]
 
 
-def write_engine_report(folder: Path, options: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Path:
-    """Write engine.md and engine.json with the results so far. Returns the path of engine.md. options: of the
-    checks."""
+def write_engine_report(folder: Path, options: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> None:
+    """Write engine.md and engine.json with the results so far. options: of the checks."""
     report = {**manifest_of(None, dict(options)), "checks": list(results)}
-    write_atomically(folder / ENGINE_JSON, json.dumps(report, indent=2) + "\n")
-    path = folder / ENGINE_MARKDOWN
-    write_atomically(path, "\n".join(_engine_lines(report)) + "\n")
-    return path
+    _write(folder, "engine", report, "\n".join(_engine_lines(report)) + "\n")
+
+
+def _write(folder: Path, name: str, report: dict[str, Any], markdown: str) -> tuple[Path, Path]:
+    paths = folder / f"{name}.md", folder / f"{name}.json"
+    for path, text in zip(paths, (markdown, json.dumps(report, indent=2, ensure_ascii=False) + "\n"), strict=True):
+        write_atomically(path, text)
+    return paths
 
 
 def _engine_lines(report: Mapping[str, Any]) -> Iterator[str]:

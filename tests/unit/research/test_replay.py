@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +69,6 @@ def test_tasks_are_reported_each_and_together_for_every_budget_and_regime() -> N
         a, b, both = results[first : first + 3]
         assert both.tokens == a.tokens + b.tokens
         assert both.steps == a.steps + b.steps
-    assert set(asdict(results[0])) == {
-        "budget",
-        "regime",
-        "task",
-        "source",
-        "tokens",
-        "steps",
-        "mean_acceptance_length",
-        "draft_tokens_per_step",
-        "retrieval_us_p50",
-        "retrieval_us_p99",
-    }
 
 
 def with_candidates(found: ReplayRow) -> ReplayRow:
