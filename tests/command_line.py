@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from pipeline import cli
 from pipeline.cli import output
@@ -23,11 +23,17 @@ def exit_code(*arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
-def output_of(app: typer.Typer, *arguments: object) -> str:
-    """Run a command of an application that succeeds; what it prints. Raises its error, which `exit_code` shows."""
+def invoke(app: typer.Typer, *arguments: object) -> Result:
+    """Run a command of an application. Raises its error, which `exit_code` shows."""
     result = CliRunner().invoke(app, list(map(str, arguments)))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
+    return result
+
+
+def output_of(app: typer.Typer, *arguments: object) -> str:
+    """Run a command that succeeds; what it prints."""
+    result = invoke(app, *arguments)
     assert result.exit_code == 0, result.output
     return result.stdout
 

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from pipeline.bench.contenders.in_process import InProcess
 from pipeline.bench.data.workload import Prompt, WorkloadRow, load_workload
 from pipeline.bench.measure import MeasureOptions, measure
-from pipeline.bench.report.report import Table, interval_of
+from pipeline.bench.report.report import interval_of
 from pipeline.bench.report.results import OVERALL, MeasuredRequest, RequestRecord, SummaryRow
 from pipeline.bench.report.summary import summarize
 from pipeline.config.schema import Frozen
@@ -119,7 +119,7 @@ def matches(schema: Any, text: str) -> bool:
         return False
 
 
-def summary_table(records: Sequence[SchemaRecord]) -> Table:
+def summary_table(records: Sequence[SchemaRecord]) -> list[dict[str, str]]:
     """One row per strategy without the grammar, then one per strategy with it: counts of outputs, speed against the
     baseline under the same condition, and times per step."""
     baseline = records[0].strategy
@@ -146,12 +146,12 @@ def summary_table(records: Sequence[SchemaRecord]) -> Table:
             "cut ms/step": f"{ms_per_step(record.guide_seconds for record in group):.3f}",
         }
 
-    return Table.of(
+    return [
         table_row(row)
         for guided in (False, True)
         for row in summarize([each for each in records if each.guided == guided], baseline + GUIDED * guided)
         if row.task == OVERALL
-    )
+    ]
 
 
 def verdict(records: Sequence[SchemaRecord]) -> str:

@@ -157,7 +157,7 @@ def _bench_schemas(
         records = measure_schemas(opened, rows, chosen, options, lambda record: step(f"{record.id} {record.strategy}"))
     if json_path is not None:
         save_rows(json_path, [record.model_dump() for record in records])
-    output.table(*summary_table(records))
+    output.records(summary_table(records))
     output.say(verdict(records))
     if not is_sound(records):
         raise typer.Exit(1)

@@ -159,8 +159,7 @@ def _show_comparisons(
             }
         )
     else:
-        columns, rows = verdict_table(comparisons)
-        output.table(columns, rows)
+        output.records(verdict_table(comparisons))
         for comparison in comparisons:
             if comparison.verdict != "identical":
                 output.say(verdict_sentence(comparison))

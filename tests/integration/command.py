@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from pipeline.cli.app import build_app
+from tests.command_line import invoke
 
 MODEL = ("--model", "tiny-random-llama", "--profile", "latency", "--set", "device=cpu", "--set", "backend=torch")
 
 
 def lookahead(*arguments: object) -> Result:
-    result = CliRunner().invoke(build_app(), [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return invoke(build_app(), *arguments)

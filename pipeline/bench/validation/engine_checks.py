@@ -234,10 +234,9 @@ def _verify(opened: InProcess, rows: Sequence[WorkloadRow], max_new_tokens: int)
     (reference, *contenders), options = _contenders(opened), _settings(opened, max_new_tokens)
     prompts = first_prompts(opened.codec, rows, options.raw)
     found, _ = verify_in_process(opened.engine, EPSILON["float32"], reference, contenders, prompts, options)
-    table = verdict_table(found)
     different = [comparison for comparison in found if comparison.verdict == "different"]
     error = f"{len(different)} of {len(found)} outputs differ; {verdict_sentence(different[0])}" if different else ""
-    return [dict(zip(table.columns, row, strict=True)) for row in table.rows], error
+    return [*verdict_table(found)], error
 
 
 def _tree_gap(device: Device, dtype: torch.dtype) -> float:

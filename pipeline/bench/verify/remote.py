@@ -83,14 +83,13 @@ def verify_remote(
     """Comparisons of every strategy, one request at a time and many at once, and the outputs of plain decoding by
     prompt id. strategies: plain decoding first."""
     greedy = replace(options, sampling=SamplingParams())
-    # Plain decoding comes first, one request at a time: those are the reference outputs.
-    answers = list(answers_of(url, _queries(prompts, strategies, greedy)))
-    outputs = [
-        without_end(output_ids_of(answer, prompt.prompt_ids), options.end_ids) for _, prompt, _, answer in answers
-    ]
-    references = {prompt.prompt_id: tokens for prompt, tokens in zip(prompts, outputs, strict=False)}
+    references: dict[str, list[int]] = {}
     comparisons = []
-    for (where, prompt, query, _), tokens in list(zip(answers, outputs, strict=True))[len(prompts) :]:
+    for where, prompt, query, answer in answers_of(url, _queries(prompts, strategies, greedy)):
+        tokens = without_end(output_ids_of(answer, prompt.prompt_ids), options.end_ids)
+        if prompt.prompt_id not in references:  # plain decoding comes first, one request at a time
+            references[prompt.prompt_id] = tokens
+            continue
         request, labels = make_request(greedy, prompt.prompt_ids), (prompt.prompt_id, str(query.strategy), where)
         comparison = compare(judge, request, references[prompt.prompt_id], tokens, *labels)
         comparisons.append(comparison)

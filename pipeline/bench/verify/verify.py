@@ -20,7 +20,6 @@ import numpy as np
 from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
-from pipeline.bench.report.report import Table
 from pipeline.config.schema import Dtype
 from pipeline.decoding.noise import gumbel_noise
 from pipeline.decoding.request import GenerationRequest, SamplingParams, as_token_ids
@@ -234,7 +233,7 @@ def is_lossless(comparisons: Sequence[Comparison]) -> bool:
     return all(comparison.verdict != "different" for comparison in comparisons)
 
 
-def verdict_table(comparisons: Sequence[Comparison]) -> Table:
+def verdict_table(comparisons: Sequence[Comparison]) -> list[dict[str, str]]:
     """Number of outputs, tokens and verdicts by strategy, decoding and `where` (see `Comparison`)."""
     groups: dict[tuple[str, str, str], list[Comparison]] = {}
     for comparison in comparisons:
@@ -253,7 +252,7 @@ def verdict_table(comparisons: Sequence[Comparison]) -> Table:
             "different": str(verdicts["different"]),
         }
 
-    return Table.of(row(*key, group) for key, group in groups.items())
+    return [row(*key, group) for key, group in groups.items()]
 
 
 def verdict_sentence(comparison: Comparison) -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pipeline.config.folders import folders
-from pipeline.config.hardware import Hardware
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
-
-CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
+from tests.unit.config.shipped import CPU, SHIPPED
 
 
 def tiny(*overrides: str, profile: str = "latency") -> ResolvedConfig:
-    return resolve_config("tiny-random-llama", profile, overrides, where=folders({}), hardware=CPU)
+    return resolve_config("tiny-random-llama", profile, overrides, where=SHIPPED, hardware=CPU)

@@ -106,9 +106,9 @@ def test_the_table_counts_every_verdict_where_it_fell() -> None:
             [("alone", "identical"), ("alone", "near_tie"), ("alone", "identical"), ("batch", "different")]
         )
     ]
-    columns, rows = verdict_table(comparisons)
-    assert columns[3:] == ("outputs", "tokens", "identical", "near-ties", "different")
-    assert rows == [
+    alone, batch = verdict_table(comparisons)
+    assert [*alone][3:] == ["outputs", "tokens", "identical", "near-ties", "different"]
+    assert [(*row.values(),) for row in (alone, batch)] == [
         ("trie", "greedy", "alone", "3", "30", "2", "1", "0"),
         ("trie", "greedy", "batch", "1", "10", "0", "0", "1"),
     ]
