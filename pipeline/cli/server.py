@@ -158,28 +158,28 @@ def status(as_json: Json = False) -> None:
         }
         output.print_json({"running": True, **found, **state.model_dump(mode="json"), "figures": figures})
         return
-    rows = [
-        ("model", f"{state.model} ({state.profile})"),
-        ("ready", "yes" if ready else "no"),
-        *([("not running", ", ".join(not_running))] if not_running else []),
-        ("up", f"{seconds_since_start(state.guard_pid):.0f} s"),
-        *([("restarts", f"{state.restarts}: {state.restart_reason}")] if state.restarts else []),
-        *([] if url is None else [("OpenAI API", url)]),
-        ("gRPC", state.grpc_url),
-        ("HTTP", state.http_url),
-        ("metrics", state.metrics_url),
-        *((f"replica {number}", with_restarts(replica.grpc_url, replica)) for number, replica in replicas.items()),
-        *(
-            (service.name, with_restarts(" ".join(f"{what} {port}" for what, port in service.ports.items()), service))
+    rows = {
+        "model": f"{state.model} ({state.profile})",
+        "ready": "yes" if ready else "no",
+        "not running": ", ".join(not_running),
+        "up": f"{seconds_since_start(state.guard_pid):.0f} s",
+        "restarts": f"{state.restarts}: {state.restart_reason}" if state.restarts else None,
+        "OpenAI API": url,
+        "gRPC": state.grpc_url,
+        "HTTP": state.http_url,
+        "metrics": state.metrics_url,
+        **{f"replica {number}": with_restarts(replica.grpc_url, replica) for number, replica in replicas.items()},
+        **{
+            service.name: with_restarts(" ".join(f"{what} {port}" for what, port in service.ports.items()), service)
             for service in services
-        ),
-        ("repository", state.repository),
-        *([] if costs is None else [("cost of passes", costs)]),
-        ("log", str(folder / LOG)),
-        *([] if log is None else [("log of a crash", str(log))]),
-        *((name, f"{value:.3g}" if value % 1 else f"{value:.0f}") for name, value in figures.items()),
-    ]
-    output.table(["server", ""], rows)
+        },
+        "repository": state.repository,
+        "cost of passes": costs,
+        "log": folder / LOG,
+        "log of a crash": log,
+        **{name: f"{value:.3g}" if value % 1 else f"{value:.0f}" for name, value in figures.items()},
+    }
+    output.table(["server", ""], [(name, value) for name, value in rows.items() if value])
 
 
 def with_restarts(address: str, state: GuardedState) -> str:

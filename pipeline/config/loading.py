@@ -227,22 +227,17 @@ def _restate_origins(data: Mapping[str, Any], written: Set[KeyPath], origin: str
             sizes["origin"] = origin
 
 
-def _put(data: Any, path: KeyPath, value: Any) -> bool:
-    for depth, part in enumerate(path):
-        last = depth == len(path) - 1
-        if isinstance(data, dict):
-            key = str(part)
-            if last:
-                data[key] = value
-            else:
-                if data.get(key) is None:
-                    data[key] = {}
-                data = data[key]
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            if last:
-                data[part] = value
-            else:
-                data = data[part]
-        else:
-            return False
-    return True
+def _put(data: Any, path: Sequence[str | int], value: Any) -> bool:
+    """Set the value at a path below a mapping or a list. Returns whether the path is possible."""
+    key, *rest = path
+    if isinstance(data, dict):
+        key = str(key)
+        data.setdefault(key, None)
+    elif not (isinstance(data, list) and isinstance(key, int) and key < len(data)):
+        return False
+    if not rest:
+        data[key] = value
+        return True
+    if data[key] is None:
+        data[key] = {}
+    return _put(data[key], rest, value)

@@ -165,10 +165,8 @@ def prompt_ids_of(codec: TextCodec, prompt: Prompt) -> IntArray:
 
 def first_prompts(codec: TextCodec, rows: Sequence[WorkloadRow], raw: bool) -> list[NamedPrompt]:
     """The prompt of each row's first turn. raw: without a chat template. Raises as `prompt_ids_of` does."""
-    prompts = [row.first_prompt(raw) for row in rows]
-    return [
-        NamedPrompt(row.row_id, prompt_ids_of(codec, prompt), prompt) for row, prompt in zip(rows, prompts, strict=True)
-    ]
+    prompts = {row.row_id: row.first_prompt(raw) for row in rows}
+    return [NamedPrompt(row_id, prompt_ids_of(codec, prompt), prompt) for row_id, prompt in prompts.items()]
 
 
 def conversation_of(prompt: Prompt) -> list[dict[str, str]]:

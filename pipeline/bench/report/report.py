@@ -223,20 +223,14 @@ def cost_table(results: BenchResults) -> Table:
 
 def definitions(results: BenchResults) -> str:
     """One paragraph: how the measurement was made, and what its figures mean."""
-    through_server = bool(results.manifest.get("config", {}).get("url"))
-    if through_server:
-        emptied = "before every prompt" if results.warmth == "cold" else "before each repeat"
+    emptied = "before every prompt" if results.warmth == "cold" else "before each repeat"
+    if results.manifest.get("config", {}).get("url"):
         sources = (
             f"Each strategy had its own namespace of the server's trie, a new one {emptied}. The engine's draft "
             "sources and its KV cache could not be emptied, so a prompt may reuse what an earlier request computed."
         )
     else:
-        emptied = (
-            "emptied before every prompt"
-            if results.warmth == "cold"
-            else "kept between prompts and emptied before each repeat"
-        )
-        sources = f"Draft sources were {emptied}, and each strategy had its own."
+        sources = f"Draft sources were emptied {emptied}, and each strategy had its own."
     return (
         "After a warm-up, all strategies ran each prompt one after the other, in rotating order, in one run. "
         "Acceptance length is generated tokens / steps, where the prefill counts as the step that yields the first "

@@ -173,8 +173,8 @@ def load_results(path: Path) -> BenchResults:
         text = path.read_text(encoding="utf-8")
     try:
         return BenchResults.model_validate_json(text)
-    except (ValidationError, json.JSONDecodeError) as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
+    except ValidationError as error:
+        first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the document"
         raise UserError(
             f"{path} is not a result of `lookahead bench --json`: {where}: {first['msg']}. "
