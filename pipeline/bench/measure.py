@@ -116,7 +116,7 @@ def _measure_row(
         baseline_ids = generations[0].output_ids
         records += [
             RequestRecord(
-                id=turn_id(row, number),
+                id=f"{row.row_id}#{number + 1}" if number else row.row_id,
                 task=row.task,
                 strategy=contender.name,
                 repeat=repeat,
@@ -128,8 +128,3 @@ def _measure_row(
         ]
         messages.append(codec.decode(baseline_ids))
     return records
-
-
-def turn_id(row: WorkloadRow, number: int) -> str:
-    """Id of a turn in the results: the row's id, and for a later turn its number, counted from 1."""
-    return row.row_id if number == 0 else f"{row.row_id}#{number + 1}"

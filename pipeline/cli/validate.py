@@ -63,7 +63,6 @@ def validate_gpu(
     failed.
     """
     from pipeline.bench.contenders.in_process import choose_strategies
-    from pipeline.bench.data.workload import DEFAULT_PROMPTS
     from pipeline.bench.validation.validation import ValidationPlan, has_passed
     from pipeline.bench.validation.validation_report import report_of, write_report
     from pipeline.config.registry import backend_names
@@ -94,7 +93,6 @@ def validate_gpu(
         num_prompts=limit,
         max_new_tokens=max_new_tokens,
         load_seconds=load_seconds,
-        data=DEFAULT_PROMPTS,
         stage_timeout_s=stage_timeout,
     )
     results = _run(plan, folder)

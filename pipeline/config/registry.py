@@ -6,10 +6,9 @@ A backend is one object (`pipeline.engine.backend.Backend`). A line below regist
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from pydantic import AfterValidator, Field
@@ -23,11 +22,11 @@ AUTO = "auto"
 # Supports every machine.
 FALLBACK = "torch"
 GROUP = "lookahead.backends"
-# Name -> "module:object", in the order in which `backend: auto` tries them.
-_BUILT_IN = {
-    "tensorrt_llm": "pipeline.backends.tensorrt_llm.backend:BACKEND",
-    "torch": "pipeline.backends.torch:BACKEND",
-}
+# In the order in which `backend: auto` tries them.
+_BUILT_IN = (
+    EntryPoint("tensorrt_llm", "pipeline.backends.tensorrt_llm.backend:BACKEND", GROUP),
+    EntryPoint("torch", "pipeline.backends.torch:BACKEND", GROUP),
+)
 
 
 class BackendSettings(Protocol):
@@ -48,34 +47,29 @@ class BackendSettings(Protocol):
 
 
 @cache
+def backend_points() -> dict[str, EntryPoint]:
+    """The entry points of all backends by name; those of installed packages come last."""
+    found = {point.name: point for point in _BUILT_IN}
+    for point in entry_points(group=GROUP):
+        found.setdefault(point.name, point)
+    return found
+
+
 def backend_names() -> tuple[str, ...]:
-    """Names of all backends; those of installed packages come last."""
-    return (*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP) if entry.name not in _BUILT_IN))
+    return tuple(backend_points())
 
 
-@cache
 def load_backend(name: str) -> Any:
     """Import and return a backend. Raises KeyError for an unknown name."""
-    location = _BUILT_IN.get(name)
-    if location is None:
-        found = entry_points(group=GROUP, name=name)
-        if not found:
-            raise KeyError(name)
-        return found[name].load()
-    module, _, attribute = location.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return backend_points()[name].load()
 
 
 def _known(name: str) -> str:
-    if name not in _BUILT_IN and name not in backend_names():
+    if name not in backend_points():
         raise ValueError(f"found {name!r}; the backends are {', '.join(backend_names())}")
     return name
 
 
-def _known_or_auto(name: str) -> str:
-    return name if name == AUTO else _known(name)
-
-
-_EXAMPLES = Field(examples=list(_BUILT_IN))
+_EXAMPLES = Field(examples=[point.name for point in _BUILT_IN])
 BackendName = Annotated[str, AfterValidator(_known), _EXAMPLES]
-BackendOrAuto = Annotated[str, AfterValidator(_known_or_auto), _EXAMPLES]
+BackendOrAuto = Annotated[str, AfterValidator(lambda name: name if name == AUTO else _known(name)), _EXAMPLES]

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.bench.contenders.in_process import open_in_process
 from pipeline.config.folders import Folders
-from pipeline.config.registry import backend_names, load_backend
+from pipeline.config.registry import backend_names, backend_points
 from pipeline.config.resolution import resolve_config
 from pipeline.decoding.request import GenerationRequest, as_token_ids
 from pipeline.engine.scheduler_factory import create_scheduler
@@ -43,11 +43,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     path = Path(sysconfig.get_path("purelib")) / "lookup_backend_test.pth"
     path.write_text(f"{folder}\n")
     monkeypatch.syspath_prepend(str(folder))
-    backend_names.cache_clear()
+    backend_points.cache_clear()
     yield
     path.unlink()
-    backend_names.cache_clear()
-    load_backend.cache_clear()
+    backend_points.cache_clear()
 
 
 def test_a_table_is_served(installed: None, where: Folders, tmp_path: Path) -> None:

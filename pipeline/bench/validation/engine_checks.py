@@ -26,7 +26,7 @@ from pipeline.bench.measure import MeasureOptions, make_request, measure
 from pipeline.bench.report.results import OVERALL
 from pipeline.bench.report.summary import summarize
 from pipeline.bench.tune import LOOKAHEADS, candidates, tune
-from pipeline.bench.validation.shapes import LARGE_SHAPES, SHAPES, TINY, bandwidth, bytes_read, random_model
+from pipeline.bench.validation.shapes import SHAPES, TINY, bandwidth, bytes_read, random_model
 from pipeline.bench.verify.reference import agreement, disagreement_sentence, load_reference
 from pipeline.bench.verify.verify import (
     EPSILON,
@@ -63,9 +63,9 @@ class CheckOptions:
 
     device: Device
     model: str
-    shapes: tuple[str, ...] = LARGE_SHAPES
-    num_prompts: int = 6
-    max_new_tokens: int = 64
+    shapes: tuple[str, ...]
+    num_prompts: int
+    max_new_tokens: int
 
 
 def checks(options: CheckOptions, folders: Folders, note: Note) -> Iterator[tuple[str, Callable[[], Values]]]:

@@ -64,7 +64,7 @@ class StageResult:
 class ValidationPlan:
     """Plan of a validation. other_profile: profile to switch to. overrides: settings of both profiles, besides backend
     and ports. first_only: further settings of the first profile. num_prompts, max_new_tokens: size of verify and bench.
-    data: prompts of bench. load_seconds: duration of the load."""
+    load_seconds: duration of the load."""
 
     model: str
     profile: str
@@ -76,7 +76,6 @@ class ValidationPlan:
     num_prompts: int = 6
     max_new_tokens: int = 64
     load_seconds: float = 5.0
-    data: Path | None = None
     stage_timeout_s: float = 7200.0
 
     @property
@@ -94,7 +93,7 @@ def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[ValidationStage, ...
     verify = ("verify", *which, "--url", SERVER, "--strategies", strategies, "--reference", *amount)
     load = ("load", "--concurrency", "8", "--duration", f"{plan.load_seconds:g}", "--json")
     switch = ("switch", "--profile", plan.other_profile, *_set(plan.overrides))
-    bench = ("bench", *which, "--url", SERVER, "--data", str(plan.data), "--strategies", strategies, *amount)
+    bench = ("bench", *which, "--url", SERVER, "--strategies", strategies, *amount)
     return (
         ValidationStage("doctor", "findings about this machine", ("doctor", *which)),
         ValidationStage("plan", "every call of the build, without running it", ("engine", *which, "--dry-run")),

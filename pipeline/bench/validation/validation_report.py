@@ -22,10 +22,9 @@ BENCH_JSON = "bench.json"
 
 def report_of(plan: ValidationPlan, results: Sequence[StageResult]) -> dict[str, Any]:
     """The report of a run, as JSON values."""
-    config = {**asdict(plan), "data": str(plan.data)}
     report = {
         "passed": has_passed(results),
-        **manifest_of(None, config),
+        **manifest_of(None, asdict(plan)),
         "backend": backend_of(plan.backend).environment(),
         "stages": [asdict(result) for result in results],
     }
