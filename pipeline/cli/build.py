@@ -18,7 +18,6 @@ from pipeline.cli.options import (
     Profile,
     Set,
     Verbose,
-    output_folder,
     require_engine_of_server,
     resolve,
 )
@@ -101,7 +100,7 @@ def repo(
     model: Model = DEFAULT_MODEL,
     profile: Profile = DEFAULT_PROFILE,
     overrides: Set = None,
-    out: Annotated[Path | None, output_folder("Output folder; default: beside the engine.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Output folder; default: beside the engine.")] = None,
     llmapi: Annotated[
         Method | None,
         typer.Option(

@@ -47,17 +47,6 @@ def output_file(*names: str, what: str, parser: Callable[[str], object] = output
     return typer.Option(*names, help=f"{what}; - is standard output.", parser=parser, metavar="<path>")
 
 
-def output_folder(help: str) -> Any:
-    """The option --out for a folder. It refuses `-`, which names standard output where --out is a file."""
-
-    def parse(written: str) -> Path:
-        if str(written) == "-":
-            raise UserError("--out names a folder, so it cannot be - (standard output).")
-        return Path(written)
-
-    return typer.Option("--out", help=help, parser=parse, metavar="<path>")
-
-
 Model = Annotated[
     str,
     typer.Option(

@@ -53,7 +53,7 @@ def validate_gpu(
     ] = 7200.0,
     out: Annotated[
         Path | None,
-        shared.output_folder("New folder for engines, logs and the report; default: validation-<time>."),
+        typer.Option("--out", help="New folder for engines, logs and the report; default: validation-<time>."),
     ] = None,
     as_json: shared.Json = False,
 ) -> None:

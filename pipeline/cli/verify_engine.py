@@ -73,8 +73,8 @@ def compare_in_process(
             "Leave out --logits."
         )
     opened = open_in_process(artifact)
-    options = replace(options, end_ids=opened.end_ids)
-    check_lengths(opened.codec, rows, opened.engine.limits.max_seq_len - 1, options)
+    engine, options = opened.engine, replace(options, end_ids=opened.end_ids)
+    check_lengths(opened.codec, rows, engine.limits.max_seq_len - 1, options)
     prompts = first_prompts(opened.codec, rows, options.raw)
     if url is not None:
         require_server_of(url, prompts[0])  # first, because comparing in process takes minutes
@@ -88,11 +88,11 @@ def compare_in_process(
             step(f"{comparison.prompt_id} {comparison.strategy}")
 
         comparisons, references = verify_in_process(
-            opened.engine, epsilon, reference, contenders, prompts, options, on_comparison, logits
+            engine, epsilon, reference, contenders, prompts, options, on_comparison, logits
         )
         if url is not None:
             comparisons += verify_server(
-                url, opened.engine, epsilon, references, opened.decode, strategies, prompts, options, on_comparison
+                url, lambda: (engine, epsilon), references, opened.decode, strategies, prompts, options, on_comparison
             )
     if options.guide is not None:
         num_finished, num_outputs = _require_matching(options.guide, opened, references)

@@ -114,10 +114,7 @@ def faults_of_validation(
 
 def origin_of(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
     """Place where the setting was written, or else the closest mapping around it."""
-    for length in range(len(path), -1, -1):
-        if path[:length] in origins:
-            return origins[path[:length]]
-    raise AssertionError("origins always contain the root")
+    return next(origins[path[:length]] for length in range(len(path), -1, -1) if path[:length] in origins)
 
 
 def _origin_of_rule(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:

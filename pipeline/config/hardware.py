@@ -20,14 +20,13 @@ class Hardware:
 def detect_hardware() -> Hardware:
     """The hardware of this machine. Takes seconds where there is a CUDA driver."""
     has_tensorrt_llm = importlib.util.find_spec("tensorrt_llm") is not None
-    if not has_cuda_driver():
-        return Hardware(None, 0, has_tensorrt_llm)
-    import torch  # takes seconds, so only with a driver
+    if has_cuda_driver():
+        import torch  # takes seconds, so only with a driver
 
-    if not torch.cuda.is_available():
-        return Hardware(None, 0, has_tensorrt_llm)
-    major, minor = torch.cuda.get_device_capability(0)
-    return Hardware(torch.cuda.get_device_name(0), 10 * major + minor, has_tensorrt_llm)
+        if torch.cuda.is_available():
+            major, minor = torch.cuda.get_device_capability(0)
+            return Hardware(torch.cuda.get_device_name(0), 10 * major + minor, has_tensorrt_llm)
+    return Hardware(None, 0, has_tensorrt_llm)
 
 
 def has_cuda_driver() -> bool:

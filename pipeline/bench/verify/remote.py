@@ -20,7 +20,6 @@ from pipeline.bench.verify.verify import Comparison, Judge, compare, decoding_of
 from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.request import SamplingParams
 from pipeline.engine.backend import backend_of
-from pipeline.engine.contract import Engine
 from pipeline.errors import UserError
 from pipeline.server.client import Completion, TextQuery, complete
 from pipeline.triton_models.routing import offered_strategies
@@ -45,8 +44,7 @@ def remote_strategies(resolved: ResolvedConfig, wanted: Sequence[str] | None) ->
 
 def verify_server(
     url: str,
-    engine: Engine,
-    epsilon: float,
+    judge: Judge,
     references: Mapping[tuple[str, str], list[int]],
     decode: Callable[[Sequence[int]], str],
     strategies: Sequence[str],
@@ -64,7 +62,7 @@ def verify_server(
             expected = references[prompt.prompt_id, decoding_of(request)]
             found = output_ids_of(answer, prompt.prompt_ids)
             labels = (prompt.prompt_id, str(query.strategy), where)
-            comparison = compare(lambda: (engine, epsilon), request, expected, found, *labels)
+            comparison = compare(judge, request, expected, found, *labels)
             if comparison.verdict == "identical" and answer.text != decode(expected):
                 comparison = replace(comparison, verdict="different", where=f"{where} (text)")
             comparisons.append(comparison)

@@ -16,7 +16,6 @@ from pipeline.cli.options import (
     Set,
     limit_to,
     numbers,
-    output_folder,
     require_engine_of_server,
     resolve,
 )
@@ -39,7 +38,7 @@ SIZES = "3,3,3;5,3,5;10,3,10;3,5,3;5,5,5;7,5,7"
 
 def experiments(
     outputs: Outputs,
-    out: Annotated[Path, output_folder("Folder for the JSON and PNG files.")] = Path("results"),
+    out: Annotated[Path, typer.Option("--out", help="Folder for the JSON and PNG files.")] = Path("results"),
     limit: Annotated[int | None, limit_to("outputs")] = None,
     model: Annotated[
         str | None,
@@ -153,12 +152,10 @@ def _short(value: object) -> object:
 
 
 def _size(option: str, text: str) -> LookaheadConfig:
-    from pydantic import ValidationError
-
     from pipeline.config.schema import LookaheadConfig
 
     try:
         w, n, g = (int(number) for number in text.split(","))
         return LookaheadConfig.of(w, n, g)
-    except (ValueError, ValidationError) as error:
+    except ValueError as error:
         raise UserError(f"{option} holds {text!r}; give W,N,G as whole numbers, such as 5,3,5.") from error

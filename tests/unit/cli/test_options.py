@@ -75,13 +75,3 @@ def test_an_output_file_can_be_standard_output_which_then_holds_nothing_else(
     assert load_trie(tmp_path / "a.trie").count(np.asarray([1, 2, 3], np.int32)) == 1
     assert ("tokens_held" if as_json else "5 tokens of 1 rows") in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "rows.jsonl", "a.trie"}
-
-
-@pytest.mark.parametrize("command", ["repo", "validate-gpu", "research experiments --outputs out.json"])
-def test_a_dash_is_no_output_folder(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-    assert exit_code(*command.split(), "--out", "-") == 2
-    assert capsys.readouterr().err == "error: --out names a folder, so it cannot be - (standard output).\n"
-    assert not list(tmp_path.iterdir())
