@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
-import numpy as np
-
 from lookahead_research.known_outputs import ALL_TASKS, ReplayRow
 from lookahead_research.replay import replay
 from pipeline.config.schema import LookaheadConfig, Retrieval, TrieDraftConfig, WindowDraftConfig
@@ -59,12 +57,12 @@ def by_capacity(rows: Sequence[ReplayRow], capacities: Sequence[int], decoding_l
         config = TrieDraftConfig(max_bytes=max_bytes)
         trie = Trie(config.branch_length, max_bytes)
         for row in rows:
-            trie.insert(np.concatenate((row.prompt_ids, row.output_ids)))
+            trie.insert(row.text)
         held = trie.statistics
         results.append(
             {
                 "max_bytes": max_bytes,
-                "tokens_inserted": sum(len(row.prompt_ids) + len(row.output_ids) for row in rows),
+                "tokens_inserted": sum(len(row.text) for row in rows),
                 "tokens_held": held.num_tokens,
                 "nodes": held.num_nodes,
                 "used_bytes": held.used_bytes,

@@ -12,7 +12,9 @@ import numpy as np
 from lookahead_research.known_outputs import ReplayRow
 from lookahead_research.recorded_engine import RecordedEngine
 from lookahead_research.recorded_rows import RecordedRows
-from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, SuppliedDraftConfig, TrieDraftConfig
+from lookahead_research.replay import ANY_VOCABULARY
+from pipeline.config.rules import LOOKAHEAD_OFF
+from pipeline.config.schema import RecyclingDraftConfig, SuppliedDraftConfig, TrieDraftConfig
 from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.drafting.first_rows import FirstRows
 from pipeline.decoding.planning.planner import FixedPlanner
@@ -24,8 +26,6 @@ from pipeline.engine.submission import Submission
 from pipeline.errors import UserError
 
 SOURCES = (TrieDraftConfig(), RecyclingDraftConfig(), SuppliedDraftConfig())
-LOOKAHEAD = LookaheadConfig(max_window_size=1, max_ngram_size=1, max_verification_set_size=0)
-VOCAB_SIZE = 1 << 30
 MAX_DEPTH = 32
 
 
@@ -56,9 +56,9 @@ def measure_step_time(
     tokens = steps = 0
     for _ in range(repeats):
         longest = max(len(row.text) for row in rows) + budget
-        limits = EngineLimits(batch_size, longest, batch_size * (budget + longest), budget, VOCAB_SIZE)
+        limits = EngineLimits(batch_size, longest, batch_size * (budget + longest), budget, ANY_VOCABULARY)
         engine = RecordedEngine(recorded, [len(row.prompt_ids) for row in rows], limits)
-        drafter = create_drafter(SOURCES, LOOKAHEAD, VOCAB_SIZE)
+        drafter = create_drafter(SOURCES, LOOKAHEAD_OFF, ANY_VOCABULARY)
         drafter.begin_with(first_rows)
         scheduler = Scheduler(
             engine,

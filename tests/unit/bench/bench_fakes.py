@@ -1,4 +1,4 @@
-"""Contenders over the table engine, and engines with a fault."""
+"""Prompts, contenders over the table engine, and engines with a fault."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.bench.contenders.contender import SchedulerContender
-from pipeline.engine.contract import Engine, EngineLimits, VerifyItem
-from tests.fakes import VOCAB_SIZE, TableEngine, TableLogits, make_scheduler
+from pipeline.bench.data.workload import NamedPrompt, Prompt
+from pipeline.engine.contract import Engine, VerifyItem
+from tests.fakes import TableEngine, TableLogits, make_scheduler
 
-LIMITS = EngineLimits(4, 256, 128, 64, VOCAB_SIZE)
+PROMPTS = [NamedPrompt(f"p{i}", np.asarray([i + 1, i + 2, 3], np.int32), Prompt(("text",))) for i in range(3)]
 
 
 def contender_over(engine: Engine, strategy: str) -> SchedulerContender:

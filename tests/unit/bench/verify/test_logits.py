@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.bench.data.workload import NamedPrompt, Prompt
 from pipeline.bench.measure import MeasureOptions
 from pipeline.bench.verify.verify import (
     Comparison,
@@ -23,10 +22,8 @@ from pipeline.bench.verify.verify import (
 from pipeline.engine.contract import Engine, VerifyItem
 from pipeline.engine.submission import Submission
 from tests.fakes import HostileSource, TableEngine, TableLogits, make_request, make_scheduler
-from tests.unit.bench.bench_fakes import contender_over
+from tests.unit.bench.bench_fakes import PROMPTS, contender_over
 from tests.unit.engine.torch.lean import models
-
-PROMPTS = [NamedPrompt(f"p{i}", np.asarray([i + 1, i + 2, 3], np.int32), Prompt(("text",))) for i in range(3)]
 
 
 class SignOfZero(TableEngine):

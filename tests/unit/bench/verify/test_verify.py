@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.bench.data.workload import NamedPrompt, Prompt
 from pipeline.bench.measure import MeasureOptions
 from pipeline.bench.verify.verify import (
     EPSILON,
@@ -28,9 +27,7 @@ from pipeline.config.schema import Dtype
 from pipeline.decoding.request import SamplingParams
 from pipeline.decoding.sampling import choose_token
 from tests.fakes import TableEngine, make_request, table_logits
-from tests.unit.bench.bench_fakes import LyingEngine, contender_over
-
-PROMPTS = [NamedPrompt(f"p{i}", np.asarray([i + 1, i + 2, 3], np.int32), Prompt(("text",))) for i in range(3)]
+from tests.unit.bench.bench_fakes import PROMPTS, LyingEngine, contender_over
 
 
 def run(engine: TableEngine, dtype: Dtype = "float32") -> list[Comparison]:
