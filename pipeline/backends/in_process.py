@@ -36,7 +36,7 @@ class InProcessBackend(Backend):
     def device(self, profile: ProfileConfig, hardware: Hardware) -> Device:
         return "cpu"
 
-    def profile_faults(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterable[Fault]:
+    def profile_faults(self, profile: ProfileConfig, hardware: Hardware) -> Iterable[Fault]:
         return faults_of_sizes(profile)
 
     def faults(self, resolved: ResolvedConfig) -> Iterable[Fault]:

@@ -35,9 +35,9 @@ class TorchBackend(InProcessBackend):
     def device(self, profile: ProfileConfig, hardware: Hardware) -> Device:
         return "cpu" if hardware.gpu is None else "cuda"
 
-    def profile_faults(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterator[Fault]:
+    def profile_faults(self, profile: ProfileConfig, hardware: Hardware) -> Iterator[Fault]:
         yield from super().profile_faults(profile, hardware)
-        if profile.device == "cuda" and hardware is not None and hardware.gpu is None:
+        if profile.device == "cuda" and hardware.gpu is None:
             text = "found 'cuda'; torch finds no CUDA device on this machine. Use device: cpu or auto."
             yield fault("device", text)
 

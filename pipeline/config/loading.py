@@ -170,7 +170,7 @@ def parse_overrides(texts: Sequence[str]) -> tuple[list[tuple[str, Any]], list[t
         if key.startswith("model."):
             model.append((key.removeprefix("model."), found.data))
         else:
-            profile.append((key.removeprefix("profile."), found.data))
+            profile.append((key, found.data))
     return model, profile, faults
 
 

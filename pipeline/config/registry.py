@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
 
 AUTO = "auto"
-# Supports every machine.
-FALLBACK = "torch"
 GROUP = "lookahead.backends"
 # In the order in which `backend: auto` tries them.
 _BUILT_IN = (
@@ -38,9 +36,8 @@ class BackendSettings(Protocol):
     def device(self, profile: ProfileConfig, hardware: Hardware) -> Device:
         """The device that `device: auto` selects."""
 
-    def profile_faults(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterable[Fault]:
-        """Faults of a profile under this backend, for any model. hardware: of this machine; with None the checks that
-        need it are skipped."""
+    def profile_faults(self, profile: ProfileConfig, hardware: Hardware) -> Iterable[Fault]:
+        """Faults of a profile under this backend, for any model. hardware: of this machine."""
 
     def faults(self, resolved: ResolvedConfig) -> Iterable[Fault]:
         """Faults of a model under a profile. `resolved` may hold other faults."""

@@ -27,7 +27,7 @@ from pipeline.config.loading import (
     shown,
     with_overrides,
 )
-from pipeline.config.registry import AUTO, FALLBACK, BackendSettings, backend_names, load_backend
+from pipeline.config.registry import AUTO, BackendSettings, backend_names, load_backend
 from pipeline.config.rules import faults_of_pair, faults_of_profile, lookahead_for
 from pipeline.config.schema import (
     Device,
@@ -142,13 +142,8 @@ def load_model_config(name: str, where: Folders | None = None) -> ModelConfig:
 
 
 def load_profile(name: str, where: Folders | None = None) -> ProfileConfig:
-    """Load one profile. Raises ConfigError with all its faults."""
-    raw = read_settings(find_profile(name, where or folders()))
-    profile = _load(raw, ProfileConfig)
-    backend: BackendSettings = load_backend(FALLBACK if profile.backend == AUTO else profile.backend)
-    conflicts = [*faults_of_profile(profile), *backend.profile_faults(profile, None)]
-    raise_faults([_located(conflict, raw, raw) for conflict in conflicts])
-    return profile
+    """Load one profile. Raises ConfigError with the faults of its settings, not of their combination."""
+    return _load(read_settings(find_profile(name, where or folders())), ProfileConfig)
 
 
 def dump_resolved(resolved: ResolvedConfig) -> str:

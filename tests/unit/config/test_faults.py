@@ -82,6 +82,7 @@ def test_any_overrides_resolve_or_every_fault_is_reported(overrides: list[tuple[
     ("override", "expected"),
     [
         ("enginee.max_seq_len=1", "--set: enginee: unknown key. Did you mean 'engine'?"),
+        ("profile.server.http_port=1", "--set: profile: unknown key."),
         ("model.name=x", "--set: model.name: found 'x'; it is the name of the file"),
         ("model.dtype.x=1", "--set: model.dtype.x: does not exist"),
         ("engine.max_seq_len=2020-99-99", "--set: engine.max_seq_len: found '2020-99-99'"),

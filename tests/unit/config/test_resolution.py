@@ -22,7 +22,7 @@ def test_overrides_reach_profile_and_model() -> None:
             "engine.max_batch_size=8",
             "model.dtype=bfloat16",
             "drafting.sources.0.branch_length=5",
-            "profile.server.http_port=0",
+            "server.http_port=0",
         ],
         where=SHIPPED,
         hardware=CPU,
