@@ -111,14 +111,14 @@ def build_app() -> typer.Typer:
             else:
                 app.command(name, rich_help_panel=panel)(command)
     for plugin in entry_points(group=PLUGINS):
+        panel = plugin.name.capitalize()
         try:
-            commands = plugin.load()
+            app.add_typer(plugin.load()(), name=plugin.name, rich_help_panel=panel)
         except ImportError as error:
             raise UserError(
                 f"The commands `{plugin.name}` of an installed package cannot be loaded: {error}. Install the package "
                 "again, or remove it."
             ) from error
-        app.add_typer(commands(), name=plugin.name, rich_help_panel=plugin.name.capitalize())
     _adjust_help(app)
     return app
 

@@ -35,13 +35,15 @@ def test_every_verb_explains_itself() -> None:
     assert all(group.typer_instance.info.help for group in app.registered_groups if group.typer_instance)
 
 
+@pytest.mark.parametrize("function", ["not_there.cli:commands", "of_another_version:commands"])
 def test_commands_of_a_package_that_cannot_be_loaded_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = tmp_path / "broken_commands-1.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Name: broken-commands\nVersion: 1\n")
-    (package / "entry_points.txt").write_text(f"[{PLUGINS}]\nbroken = not_there.cli:commands\n")
+    (package / "entry_points.txt").write_text(f"[{PLUGINS}]\nbroken = {function}\n")
+    (tmp_path / "of_another_version.py").write_text("def commands():\n    from pipeline.cli import gone\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("pipeline.cli.app.build_app", build_app)
 
