@@ -192,18 +192,13 @@ def config_of(artifact: Artifact, plan: BenchPlan, options: MeasureOptions) -> d
 
 
 def _baselines(artifact: Artifact, plan: BenchPlan) -> list[Contender]:
-    resolved, profile = artifact.resolved, artifact.resolved.profile
+    resolved, engine = artifact.resolved, artifact.resolved.profile.engine
     max_seq_len = min(traits.max_seq_len for traits in _targets(resolved, plan))
-    transformers = [name for name in plan.baselines if name in BASELINES]
-    llama_cpp = [name for name in plan.baselines if name in LLAMA_CPP_BASELINES]
-    return [
-        *load_baselines(
-            transformers,
-            artifact.engine_dir,
-            resolved.dtype,
-            resolved.device,
-            max_seq_len,
-            profile.engine.quantization,
-        ),
-        *load_llama_cpp(llama_cpp, resolved.model, folders().cache, max_seq_len, num_threads(profile.server.replicas)),
-    ]
+    found: list[Contender] = []
+    if names := [name for name in plan.baselines if name in BASELINES]:
+        where = (artifact.engine_dir, resolved.dtype, resolved.device)
+        found += load_baselines(names, *where, max_seq_len, engine.quantization)
+    if names := [name for name in plan.baselines if name in LLAMA_CPP_BASELINES]:
+        threads = num_threads(resolved.profile.server.replicas)
+        found += load_llama_cpp(names, resolved.model, folders().cache, max_seq_len, threads)
+    return found

@@ -10,7 +10,6 @@ from pipeline.checkpoint.architectures import ARCHITECTURES, LENGTH_DEPENDENT_RO
 from pipeline.config.registry import backend_names
 from pipeline.config.schema import Frozen, ModelConfig, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import backend_of
-from pipeline.errors import ConfigError
 from pipeline.markdown import markdown_table
 
 # Tables are between these lines of their page.
@@ -25,7 +24,7 @@ _SCHEMAS: dict[str, type[Frozen]] = {
 
 
 def generated_files(home: Path) -> dict[Path, str]:
-    """Path and current content of each file below home. Raises ConfigError if a page has no marks for its tables."""
+    """Path and current content of each file below home."""
     docs = home / "docs"
     files = {home / "configs" / "schema" / name: text for name, text in schema_texts().items()}
     pages = {docs / "architectures.md": architecture_tables()}
@@ -42,12 +41,9 @@ def stale_files(files: dict[Path, str]) -> list[Path]:
 
 
 def page_with(page: Path, tables: str) -> str:
-    """Text of a page with these tables between its marks. Raises ConfigError if the page has no marks."""
-    text = page.read_text(encoding="utf-8") if page.is_file() else ""
-    begin, end = text.find(BEGIN), text.find(END)
-    if begin < 0 or end < begin:
-        raise ConfigError(f"{page} lacks the marks {BEGIN} and {END} that hold its tables. Put them back.")
-    return f"{text[:begin]}{BEGIN}\n\n{tables}\n\n{text[end:]}"
+    """Text of a page with these tables between its marks. Raises ValueError if the page has no marks."""
+    text = page.read_text(encoding="utf-8")
+    return f"{text[: text.index(BEGIN)]}{BEGIN}\n\n{tables}\n\n{text[text.index(END) :]}"
 
 
 def schema_texts() -> dict[str, str]:

@@ -82,8 +82,6 @@ def load_baselines(
     """Load the named baselines over one model with the engine's weights. They cannot share our engine's tensors, which
     are repacked. For an int8 engine of the lean pass its weights are dequantized; for another int8 engine it has int8
     weights and our kernels. names: from `BASELINES`. max_seq_len: see `HuggingFaceBaseline`."""
-    if not names:
-        return []
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 

@@ -40,8 +40,6 @@ def load_llama_cpp(
     names: Sequence[str], model: ModelConfig, cache_dir: Path, max_seq_len: int, num_threads: int
 ) -> list[Contender]:
     """Load the named baselines. max_seq_len: limit of prompt and output. num_threads: of a pass, as in our engine."""
-    if not names:
-        return []
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.decoding.drafting.reliability_row import ReliabilityRow
 from pipeline.decoding.planning.cost import CostPoint
@@ -109,13 +109,6 @@ class BenchResults(_Value):
     warmth: Warmth = "cold"
     baseline: str = "none"
     load: MachineLoad | None = None
-
-    @field_validator("manifest")
-    @classmethod
-    def _has_settings(cls, manifest: dict[str, Any]) -> dict[str, Any]:
-        if not isinstance(manifest.get("config", {}), dict):
-            raise ValueError("config must be an object")
-        return manifest
 
 
 def save_json(path: Path, value: BaseModel) -> None:

@@ -63,7 +63,3 @@ def test_outputs_end_where_the_engine_is_full(baselines: list[Contender]) -> Non
         generation = baseline.generate(make_request(PROMPT, 100), TEXT)
         assert len(PROMPT) + len(generation.output_ids) == 80
         assert generation.finish_reason == "length"
-
-
-def test_nothing_is_loaded_for_no_baseline(engine_dir: Path) -> None:
-    assert load_baselines([], engine_dir, "float32", "cpu", 80) == []
