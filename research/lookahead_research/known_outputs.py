@@ -1,8 +1,7 @@
 """Known outputs to replay: rows of a JSON Lines file, or of a file of `lookahead bench --json`.
 
 A row is {"prompt_ids": [...], "output_ids": [...], "task" or "category": "...", "dataset": "..."}; the last two are
-optional. Optional keys are "topk": {"top_ids": [[...], ...], "top_probs": [[...], ...]}, the target's candidates for
-each output token, and "prediction_ids", a client's prediction of the output.
+optional, as is "prediction_ids", a client's prediction of the output.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from lookahead_research.recorded_rows import RecordedRows, TargetRows
+from lookahead_research.recorded_rows import TargetRows
 from pipeline.bench.data.token_rows import bench_requests, token_list
-from pipeline.decoding.tree import FloatArray, IntArray
+from pipeline.decoding.tree import IntArray
 from pipeline.engine.admission import require_tokens
 from pipeline.errors import UserError
 from pipeline.json_lines import json_rows, reading
@@ -83,17 +82,12 @@ def _replay_row(value: Any, where: str) -> ReplayRow:
     task = str(_first_of(value, "task", "category", default="task"))
     if task == ALL_TASKS:
         raise UserError(f"{where}: the task {task!r} has the name of the total over all tasks; rename it.")
-    target = None
-    if value.get("topk") is not None:
-        candidates = _candidates(value["topk"], len(output_ids), f"{where}: topk")
-        target = RecordedRows.of_output(np.concatenate((prompt_ids, output_ids)), *candidates)
     return ReplayRow(
         dataset=str(_first_of(value, "dataset", default="")),
         task=task,
         prompt_ids=prompt_ids,
         output_ids=output_ids,
         prediction_ids=_some_tokens(value, "prediction_ids", where) if "prediction_ids" in value else None,
-        target=target,
     )
 
 
@@ -106,24 +100,3 @@ def _some_tokens(value: dict[str, Any], key: str, where: str) -> IntArray:
     if not len(ids):
         raise UserError(f"{where}: {key} is empty; it must hold at least one token id.")
     return ids
-
-
-def _candidates(value: Any, num_tokens: int, where: str) -> tuple[IntArray, FloatArray]:
-    """[num_tokens, k] top_ids and top_probs of a row."""
-    ids, probs = _lists(value, "top_ids"), _lists(value, "top_probs")
-    widths = {len(found) for found in (*ids, *probs)}
-    if not len(ids) == len(probs) == num_tokens or len(widths) != 1 or 0 in widths:
-        raise UserError(
-            f"{where} must hold {num_tokens} lists of one length in top_ids and in top_probs, one per output token."
-        )
-    tokens = token_list([token for found in ids for token in found], f"{where}: top_ids of a token")
-    numbers = [number for found in probs for number in found]
-    if not all(type(number) in (int, float) and 0 <= number <= 1 for number in numbers):
-        raise UserError(f"{where}: top_probs of a token must be a list of numbers from 0 to 1.")
-    return tokens.reshape(num_tokens, -1), np.asarray(numbers, np.float32).reshape(num_tokens, -1)
-
-
-def _lists(value: Any, key: str) -> list[list[Any]]:
-    """The list of lists under a key, empty for any other value."""
-    found = value.get(key) if isinstance(value, dict) else None
-    return found if isinstance(found, list) and all(isinstance(each, list) for each in found) else []

@@ -110,14 +110,6 @@ class RecordedRows:
         rows._drafts = {name: len(text) + index for index, name in enumerate(named)}
         return rows
 
-    @classmethod
-    def of_output(cls, text: IntArray, ids: IntArray, probs: FloatArray) -> RecordedRows:
-        """ids, probs: [output_len, k] rows from which the output was chosen. The others have no candidates."""
-        all_ids = np.full((len(text), ids.shape[1]), -1, np.int32)
-        all_probs = np.zeros(all_ids.shape, np.float32)
-        all_ids[-len(ids) - 1 : -1], all_probs[-len(ids) - 1 : -1] = ids, probs
-        return cls(text, all_ids, all_probs)
-
     def _child(self, row: int, token: int) -> int:
         if row + 1 < len(self.text) and self.text[row + 1] == token:
             return row + 1

@@ -1,8 +1,8 @@
 """Counts the verify steps of known outputs with a draft source, without a model.
 
 Greedy decoding gives the same tokens with and without drafts, so a known output determines which drafts are accepted.
-Sources that learn from the target's candidates get the rows that are known (see `recorded_rows`): recorded ones, or
-those of accepted positions in the file of outputs. Without rows token recycling and the lookahead window learn nothing.
+Sources that learn from the target's candidates get the recorded rows (see `recorded_rows`). Without rows token
+recycling and the lookahead window learn nothing.
 
 Step 1 is the prefill and yields one token without a draft. Every later step drafts after the accepted text, and accepts
 the longest path that agrees with the output, and one more token. Regimes:

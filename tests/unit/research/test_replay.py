@@ -72,9 +72,11 @@ def test_tasks_are_reported_each_and_together_for_every_budget_and_regime() -> N
 
 
 def with_candidates(found: ReplayRow) -> ReplayRow:
-    ids = np.asarray([[token, 0] for token in found.output_ids], np.int32)
-    probs = np.tile(np.asarray([0.9, 0.05], np.float32), (len(ids), 1))
-    return replace(found, target=RecordedRows.of_output(found.text, ids, probs))
+    """With the rows from which the output was chosen; the others have no candidates."""
+    chosen_from = slice(len(found.prompt_ids) - 1, -1)
+    ids, probs = np.full((len(found.text), 2), -1, np.int32), np.zeros((len(found.text), 2), np.float32)
+    ids[chosen_from], probs[chosen_from] = [[token, 0] for token in found.output_ids], [0.9, 0.05]
+    return replace(found, target=RecordedRows(found.text, ids, probs))
 
 
 def test_recycling_takes_part_where_rows_carry_candidates() -> None:
@@ -139,22 +141,15 @@ def test_rows_are_read_from_json_lines(tmp_path: Path) -> None:
         tmp_path / "rows.jsonl",
         [
             {"dataset": "x", "category": "qa", "id": 1, "prompt_ids": [1, 2], "output_ids": [3]},
-            {
-                "task": "t",
-                "prompt_ids": [1],
-                "output_ids": [3, 4],
-                "topk": {"top_ids": [[3, 5], [4, 5]], "top_probs": [[0.5, 0.1], [0.6, 0.1]]},
-            },
+            {"task": "t", "prompt_ids": [1], "output_ids": [3, 4], "prediction_ids": [3]},
         ],
     )
     first, second = load_replay_rows(path)
     assert (first.dataset, first.task, first.prompt_ids.tolist(), first.output_ids.tolist()) == ("x", "qa", [1, 2], [3])
-    assert first.target is None
+    assert first.prediction_ids is None
     assert second.task == "t"
-    assert second.target is not None
-    ids, probs = second.target.candidates(1, chain([3, 4]), 3)
-    assert ids.tolist() == [[3, 5, -1], [4, 5, -1], [-1, -1, -1]]
-    assert probs == pytest.approx(np.asarray([[0.5, 0.1, 0], [0.6, 0.1, 0], [0, 0, 0]]))
+    assert second.prediction_ids is not None
+    assert second.prediction_ids.tolist() == [3]
 
 
 @pytest.mark.parametrize(("strategies", "expected"), [(["trie", "none", "trie"], [11]), (["trie", "hybrid"], [10])])
@@ -183,8 +178,6 @@ def test_of_a_bench_file_the_plain_outputs_count_once(
         ('{"prompt_ids": [], "output_ids": [1]}', "prompt_ids is empty"),
         ('{"prompt_ids": [1.5], "output_ids": [1]}', "prompt_ids must be"),
         ('{"prompt_ids": [-1], "output_ids": [1]}', "prompt_ids must be"),
-        ('{"prompt_ids": [1], "output_ids": [1], "topk": {"top_ids": [[1]]}}', "top_probs"),
-        ('{"prompt_ids": [1], "output_ids": [1], "topk": {"top_ids": [[1],[2]], "top_probs": [[1],[1]]}}', "1 lists"),
         ('{"prompt_ids": [1], "output_ids": [2147483647]}', "line 1: output_ids must be .* 0 to 2147483646"),
         ('{"prompt_ids": [1], "output_ids": [1], "task": "all"}', "line 1: the task 'all'"),
         ('{"prompt_ids": [1], "output_ids": [1], "category": "all"}', "line 1: the task 'all'"),
@@ -196,30 +189,6 @@ def test_files_that_cannot_be_replayed_are_refused_with_a_reason(tmp_path: Path,
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
     with pytest.raises(UserError, match=complaint):
-        load_replay_rows(path)
-
-
-@pytest.mark.parametrize(
-    ("top_ids", "top_probs", "complaint"),
-    [
-        ("[[1, 1000000000000]]", "[[0.5, 0.1]]", "top_ids of a token must be a list of token ids"),
-        ("[[1, 2.5]]", "[[0.5, 0.1]]", "top_ids of a token must be"),
-        ("[[1, -7]]", "[[0.5, 0.1]]", "top_ids of a token must be"),
-        ("[[1, true]]", "[[0.5, 0.1]]", "top_ids of a token must be"),
-        ("[[1, 2]]", "[[0.5, NaN]]", "top_probs of a token must be a list of numbers from 0 to 1"),
-        ("[[1, 2]]", "[[0.5, -5]]", "top_probs of a token must be"),
-        ("[[1, 2]]", "[[Infinity, 0]]", "top_probs of a token must be"),
-        ("[[1, 2]]", '[[0.5, "0.1"]]', "top_probs of a token must be"),
-        ("[[1, 2]]", "[[0.5]]", "1 lists of one length"),
-        ("[[]]", "[[]]", "1 lists of one length"),
-        ("null", "null", "1 lists of one length"),
-    ],
-)
-def test_candidates_that_are_none_are_refused(tmp_path: Path, top_ids: str, top_probs: str, complaint: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    topk = f'{{"top_ids": {top_ids}, "top_probs": {top_probs}}}'
-    path.write_text(f'{{"prompt_ids": [1], "output_ids": [1], "topk": {topk}}}')
-    with pytest.raises(UserError, match=f"rows.jsonl, line 1: topk.*{complaint}"):
         load_replay_rows(path)
 
 
