@@ -176,5 +176,5 @@ def _generate(
 
 
 def _acceptance_length(rows: Sequence[ReplayRow], budget: int, trie: TrieDraftConfig, on_row: OnRow) -> float:
-    results = replay(rows, "trie", [budget], ["warm"], trie.branch_length, on_row, trie)
+    results = replay(rows, "trie", [budget], ["warm"], trie, on_row)
     return next(result.mean_acceptance_length for result in results if result.task == ALL_TASKS)

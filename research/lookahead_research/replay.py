@@ -40,6 +40,7 @@ _KINDS = {_POOL if kind == "window" else kind: kind for kind, row in SOURCE_ROWS
 SOURCES = tuple(_KINDS)
 # Upper bound: rows of the target may contain any token.
 ANY_VOCABULARY = 1 << 30
+TRIE = TrieDraftConfig()
 HYBRID = tuple(sorted(kinds_for("hybrid", _KINDS.values())))
 
 
@@ -93,25 +94,22 @@ def replay(
     source: str,
     budgets: Sequence[int],
     regimes: Sequence[str],
-    branch_length: int = 12,
+    trie: TrieDraftConfig = TRIE,
     on_row: Callable[[], None] = lambda: None,
-    trie: TrieDraftConfig | None = None,
     max_draft_len: int | None = None,
     first_rows: FirstRows = NO_FIRST_ROWS,
 ) -> list[ReplayResult]:
     """Return one result per budget, regime and task, and after the tasks one of all tasks.
 
-    source: names of `SOURCES` joined by "+", or "hybrid". on_row: called after every row. trie: settings of the source
-    trie, None for the default. max_draft_len: longest drafted path, None for the branch length. first_rows: initial
-    rows of token recycling. Raises UserError for an unknown name."""
-    names = source_parts(source)
-    config = trie or TrieDraftConfig(branch_length=branch_length)
-    create = partial(_drafter, names, config, branch_length, first_rows)
+    source: names of `SOURCES` joined by "+", or "hybrid". trie: settings of the source trie. on_row: called after every
+    row. max_draft_len: longest drafted path, None for the trie's branch length. first_rows: initial rows of token
+    recycling. Raises UserError for an unknown name."""
+    create = partial(_drafter, source_parts(source), trie, first_rows)
     results: list[ReplayResult] = []
     for budget in budgets:
         for regime in regimes:
             tallies: dict[str, _Tally] = {}
-            for row, tally in _replayed(rows, create, DraftBudget(budget, max_draft_len or branch_length), regime):
+            for row, tally in _replayed(rows, create, DraftBudget(budget, max_draft_len or trie.branch_length), regime):
                 tallies.setdefault(row.task, _Tally()).add(tally)
                 on_row()
             total = _Tally()
@@ -152,14 +150,14 @@ def _replayed(
             yield row, _replay_one(drafter, row, budget)
 
 
-def _drafter(names: Sequence[str], trie: TrieDraftConfig, branch_length: int, first_rows: FirstRows) -> Drafter:
+def _drafter(names: Sequence[str], trie: TrieDraftConfig, first_rows: FirstRows) -> Drafter:
     # Without a model the window gets no choices, so it has one column and no levels, and the pool learns from the
     # prompt and the accepted text. N as in the paper's small setting, G so large that it is no limit.
     lookahead = LookaheadConfig.of(1, 5, 16)
     configs: dict[str, Any] = {
         **{kind: row.config() for kind, row in SOURCE_ROWS.items() if row.replayable},
         "trie": trie,
-        "prompt": PromptDraftConfig(branch_length=branch_length),
+        "prompt": PromptDraftConfig(branch_length=trie.branch_length),
     }
     drafter = create_drafter([configs[_KINDS[name]] for name in names], lookahead, ANY_VOCABULARY)
     drafter.begin_with(first_rows)

@@ -57,6 +57,7 @@ def replay(
     from lookahead_research.replay import REGIMES, source_parts
     from lookahead_research.replay import replay as run_replay
     from pipeline.bench.report.results import require_writable, save_rows
+    from pipeline.config.schema import TrieDraftConfig
     from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS
     from pipeline.decoding.warm_up import warm_up
 
@@ -84,7 +85,7 @@ def replay(
                 name,
                 budgets,
                 regimes,
-                branch_length,
+                TrieDraftConfig(branch_length=branch_length),
                 partial(bar.advance, task),
                 max_draft_len=max_draft_len,
                 first_rows=first_rows,
