@@ -13,7 +13,7 @@ from pipeline.bench.contenders.in_process import codec_of, open_in_process
 from pipeline.bench.contenders.llama_cpp import LLAMA_CPP_BASELINES, check_llama_cpp, load_llama_cpp
 from pipeline.bench.contenders.remote import RemoteContender
 from pipeline.bench.data.workload import Prompt, WorkloadRow, first_prompts, prompt_ids_of
-from pipeline.bench.measure import MeasureOptions, measure, turn_id
+from pipeline.bench.measure import MeasureOptions, measure
 from pipeline.bench.report.manifest import manifest_of
 from pipeline.bench.report.results import BenchResults, ConcurrencyRow, RequestRecord
 from pipeline.bench.report.summary import summarize
@@ -46,7 +46,7 @@ class BenchPlan:
     url: str | None = None
 
 
-def check_plan(resolved: ResolvedConfig, rows: Sequence[WorkloadRow], plan: BenchPlan, options: MeasureOptions) -> None:
+def check_plan(resolved: ResolvedConfig, plan: BenchPlan, options: MeasureOptions) -> None:
     """Raise UserError for a plan that would fail later or give misleading results. Needs no engine."""
     most = resolved.profile.engine.max_batch_size
     too_many = [level for level in plan.concurrency if level > most]
@@ -69,20 +69,6 @@ def check_plan(resolved: ResolvedConfig, rows: Sequence[WorkloadRow], plan: Benc
         raise UserError(
             f"{option} is measured in process; leave out --url (`lookahead load` puts a server under load)."
         )
-    if options.turns == "all":
-        _check_turn_ids(rows)
-
-
-def _check_turn_ids(rows: Sequence[WorkloadRow]) -> None:
-    row_ids = {row.row_id for row in rows}
-    for row in rows:
-        for number in range(1, len(row.turns)):
-            name = turn_id(row, number)
-            if name in row_ids:
-                raise UserError(
-                    f"The row id {name!r} is also the id of turn {number + 1} of row {row.row_id!r} under --turns all. "
-                    "Give the row another id."
-                )
 
 
 def check_lengths(codec: TextCodec, rows: Iterable[WorkloadRow], longest: int, options: MeasureOptions) -> None:

@@ -124,7 +124,7 @@ def bench(
     levels = shared.numbers("--concurrency", concurrency, shared.MOST_REQUESTS) if concurrency else []
     others = shared.words("--baselines", baselines, ALL_BASELINES) if baselines else []
     plan = BenchPlan(tuple(choose_strategies(resolved.profile, names)), tuple(others), tuple(levels), cost_curve, url)
-    check_plan(resolved, rows, plan, options)
+    check_plan(resolved, plan, options)
     if url is None:
         shared.require_in_process(resolved, "bench without --url")
     artifact = shared.built_artifact(resolved)

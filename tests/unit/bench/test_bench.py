@@ -19,7 +19,7 @@ def check(*rows: WorkloadRow, turns: str = "first", strategies: tuple[str, ...] 
     overrides = ("backend=torch", "device=cpu", "engine.max_seq_len=256")
     resolved = resolve_config("tiny-random-llama", "latency", overrides)
     plan, options = BenchPlan(strategies), MeasureOptions(turns=turns, raw=True)  # type: ignore[arg-type]
-    check_plan(resolved, rows, plan, options)
+    check_plan(resolved, plan, options)
     check_lengths(fake_codec(), rows, longest_prompt(resolved, plan), options)
 
 
@@ -38,18 +38,11 @@ def test_later_turns_count_with_all_that_is_known_of_them() -> None:
         check(row, turns="all")
 
 
-def test_a_row_is_not_called_like_a_turn_of_another() -> None:
-    rows = [WorkloadRow("1", "t", ("x", "y")), WorkloadRow("1#2", "t", ("z",))]
-    check(*rows)
-    with pytest.raises(UserError, match="The row id '1#2' is also the id of turn 2 of row '1'"):
-        check(*rows, turns="all")
-
-
 def test_transformers_is_no_baseline_of_engines_that_run_in_a_server_only() -> None:
     resolved = resolve_config("llama2-7b", "latency", ("backend=tensorrt_llm",))
     plan = BenchPlan(("none",), ("hf",), url="localhost:8001")
     with pytest.raises(UserError, match="hf and hf-prompt-lookup load the weights of an engine in process"):
-        check_plan(resolved, [WorkloadRow("a", "t", ("x",))], plan, MeasureOptions())
+        check_plan(resolved, plan, MeasureOptions())
 
 
 def test_requests_are_turns_times_contenders_times_repeats() -> None:

@@ -95,16 +95,17 @@ def test_an_option_without_effect_is_refused(
 
 def test_a_cost_curve_beside_other_options_is_measured_with_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone it needs no prompts. With --strategies or --limit these were ignored."""
-    seen: list[int] = []
+    seen: list[str] = []
 
-    def check_plan(resolved: object, rows: list[object], *others: object) -> None:
-        seen.append(len(rows))
-        raise UserError("seen")
+    def check_plan(*arguments: object) -> None:
+        seen.append("checked")
+        raise UserError("checked")
 
     monkeypatch.setattr("pipeline.bench.bench.check_plan", check_plan)
+    monkeypatch.setattr("pipeline.bench.data.workload.load_workload", lambda *arguments: seen.append("prompts"))
     for options in ((), ("--json", "out.json"), ("--limit=2",)):
         exit_code("bench", "-m", "tiny-random-llama", "--cost-curve", *options)
-    assert seen == [0, 0, 2]
+    assert seen == ["checked", "checked", "prompts", "checked"]
 
 
 @pytest.mark.parametrize(
