@@ -19,8 +19,7 @@ from pipeline.errors import UserError
 from pipeline.files import read_location, write_location
 
 MAGIC = b"LKTRIE\r\n"
-# Version 2 also has the nodes and counts, which are not read.
-VERSIONS = (2, 3)
+VERSION = 3
 CHECKSUM_BYTES = 32
 # Limit of the numbers in a header. Larger ones could overflow the counters of the kernels.
 MAX_COUNT = 1 << 62
@@ -50,7 +49,7 @@ def save_trie(trie: Trie, path: str | Path) -> None:
         "oldest_root": int(trie.arrays.state["oldest_root"][0]),
     }
     text = json.dumps(header, sort_keys=True).encode()
-    content = _FIXED.pack(MAGIC, VERSIONS[-1], len(text)) + text + trie.held_text().tobytes()
+    content = _FIXED.pack(MAGIC, VERSION, len(text)) + text + trie.held_text().tobytes()
     try:
         write_location(path, [content, hashlib.sha256(content).digest()])
     except OSError as error:
@@ -87,37 +86,24 @@ def read_snapshot(path: str | Path) -> Snapshot:
     # The checksum is compared before the version, because the version number itself may be damaged.
     if hashlib.sha256(content[:-CHECKSUM_BYTES]).digest() != content[-CHECKSUM_BYTES:]:
         raise UserError(f"The trie {path} is damaged: its checksum does not match. Restore a copy or build it again.")
-    if version not in VERSIONS:
+    if version != VERSION:
         raise UserError(
-            f"The trie {path} has format version {version}; this program reads versions 2 and 3. Build it again with "
+            f"The trie {path} has format version {version}; this program reads version {VERSION}. Build it again with "
             "`lookahead trie build`."
         )
     begin = _FIXED.size + header_len
     try:
         header = json.loads(content[_FIXED.size : begin])
         max_bytes = header["max_bytes"]
-        held, num_forgotten, oldest_root = _held(version, header, content[begin:-CHECKSUM_BYTES])
+        text, names = content[begin:-CHECKSUM_BYTES], {root: name for name, root in header["namespaces"].items()}
         return Snapshot(
             _count(header["branch_length"], least=1),
             None if max_bytes is None else _count(max_bytes),
-            _count(num_forgotten),
-            list(sequences_in(held, oldest_root, {root: name for name, root in header["namespaces"].items()})),
+            _count(header["num_forgotten"]),
+            list(sequences_in(np.frombuffer(text, "<i4"), header["oldest_root"], names)),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"The trie {path} has an unexpected content: {error}. Build it again.") from error
-
-
-def _held(version: int, header: dict[str, int], content: bytes) -> tuple[IntArray, int, int]:
-    """The text, the number of slots forgotten before it, and the root of its first sequence."""
-    if version > 2:
-        return np.frombuffer(content, "<i4"), header["num_forgotten"], header["oldest_root"]
-    # Records of nodes (32 bytes each), the text as a ring buffer, and 10 counters.
-    end = 32 * _count(header["num_used"]) + 4 * _count(header["ring_len"])
-    ring = np.frombuffer(content, "<i4", header["ring_len"], end - 4 * header["ring_len"])
-    head, oldest, oldest_root = np.frombuffer(content[end:], "<i8")[2:5].tolist()
-    if not 0 <= oldest <= head <= oldest + len(ring):
-        raise ValueError(f"a text from {oldest} to {head} in {len(ring)} slots")
-    return ring[np.arange(oldest, head) % len(ring)], oldest, oldest_root
 
 
 def _count(value: object, least: int = 0) -> int:

@@ -14,14 +14,11 @@ from hypothesis import strategies as st
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.arrays import bytes_for
 from pipeline.decoding.trie.estimator import Estimator
-from pipeline.decoding.trie.merging import merge_tries
 from pipeline.decoding.trie.snapshot import load_trie, read_snapshot, save_trie
 from pipeline.decoding.trie.text_trie import least_nodes
 from pipeline.errors import UserError
 from tests.kernel_examples import examples
 from tests.unit.decoding.trie.integrity import check
-
-VERSION_2 = Path(__file__).with_name("in_turns.trie")
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +125,7 @@ def test_a_foreign_file_a_missing_one_and_another_version_have_different_errors(
     path.write_bytes(b"PK\x03\x04" + bytes(100))
     with pytest.raises(UserError, match="not a trie snapshot"):
         load_trie(path)
-    for version in (1, 99):
+    for version in (2, 99):
         path.write_bytes(signed(content[:8] + version.to_bytes(4, "little") + content[12:-32]))
         with pytest.raises(UserError, match=f"has format version {version}.*again with `lookahead trie build`"):
             load_trie(path)
@@ -170,16 +167,6 @@ def test_a_header_that_does_not_fit_is_refused(content: bytes, tmp_path: Path, c
         load_trie(path)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"ring_len": 5}, {"ring_len": 10**9}, {"num_used": 0}, {"num_used": -1}, {"num_used": 10**400}]
-)
-def test_a_header_of_version_2_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, object]):
-    path = tmp_path / "a.trie"
-    path.write_bytes(with_header(VERSION_2.read_bytes(), **changes))
-    with pytest.raises(UserError, match="has an unexpected content"):
-        load_trie(path)
-
-
 @pytest.mark.parametrize("header", [b"[]", b"{", b"", b"[" * 100_000, b"\xff\xff"])
 def test_a_header_that_is_none_is_refused(content: bytes, tmp_path: Path, header: bytes):
     path = tmp_path / "a.trie"
@@ -197,13 +184,9 @@ def restored(path: Path, content: bytes) -> Trie | None:
         return None
 
 
-@pytest.mark.parametrize("version", [2, 3])
 @settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_what_is_loaded_is_whole_whatever_numbers_were_changed(
-    content: bytes, tmp_path: Path, version: int, data: st.DataObject
-):
-    content = VERSION_2.read_bytes() if version == 2 else content
+def test_what_is_loaded_is_whole_whatever_numbers_were_changed(content: bytes, tmp_path: Path, data: st.DataObject):
     place = data.draw(st.integers(16 + int.from_bytes(content[12:16], "little"), len(content) - 36))
     value = data.draw(
         st.one_of(st.binary(min_size=4, max_size=4), st.sampled_from([b"\xff" * 4, bytes(4), b"\1\0\0\0"]))
@@ -217,24 +200,6 @@ def test_what_is_loaded_is_whole_whatever_numbers_were_changed(
         estimator.grow(own, again, name, np.asarray([1, 2, 3], np.int32), 32, 6)
         again.insert(np.arange(100, dtype=np.int32) % 7, name)
     check(again)
-
-
-def test_a_file_whose_sequences_were_written_in_turns_is_loaded():
-    """`in_turns.trie`: two sequences in pieces that repeat the end of the piece before, as written before decision
-    083."""
-    trie, random = load_trie(VERSION_2), np.random.default_rng(0)
-    texts = {name: random.integers(0, 9, 400).astype(np.int32) for name in ("a", "tenant ü")}
-    assert trie.statistics.num_forgotten > 0
-    assert all(trie.count(text[-4:], name) for name, text in texts.items())
-    for name, text in texts.items():
-        for _ in range(20):
-            trie.insert(text[:30], name)
-        check(trie)
-        assert trie.count(text[26:30], name)
-    merged = Trie(4)
-    merge_tries(merged, [read_snapshot(VERSION_2)])
-    check(merged)
-    assert all(merged.count(text[-4:], name) for name, text in texts.items())
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(trie: Trie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
