@@ -11,7 +11,6 @@ or other settings, is reported and ignored.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,8 +24,6 @@ from pipeline.files import read_arrays, write_atomically
 
 # End of the names of files with the state of a drafter.
 STATE = ".state"
-MAGIC = b"LKSTATE1"
-CHECKSUM_BYTES = 32
 FINGERPRINT = "fingerprint"
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -37,10 +34,9 @@ def save_arrays(path: Path, arrays: Arrays, fingerprint: str) -> None:
     content = io.BytesIO()
     named = {FINGERPRINT: np.frombuffer(fingerprint.encode(), np.uint8), **arrays}
     np.savez(content, **named)
-    body = content.getvalue()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, [MAGIC, hashlib.sha256(body).digest(), body])
+        write_atomically(path, [content.getvalue()])
     except OSError as error:
         raise UserError(f"Learned state cannot be written to {path}: {error.strerror}.") from error
 
@@ -49,17 +45,11 @@ def load_arrays(path: Path, like: Arrays, fingerprint: str) -> dict[str, npt.NDA
     """Return the arrays that `save_arrays` wrote. like: arrays with the required names, shapes and types. Raises
     UserError if the file is missing, foreign, damaged, or of another model or other settings."""
     try:
-        content = path.read_bytes()
+        arrays = read_arrays(path)  # the format has a checksum of each array
     except OSError as error:
         raise UserError(f"Learned state {path} cannot be read: {error.strerror}.") from error
-    start = len(MAGIC) + CHECKSUM_BYTES
-    body = content[start:]
-    if content[: len(MAGIC)] != MAGIC or hashlib.sha256(body).digest() != content[len(MAGIC) : start]:
-        raise UserError(f"{path} is not a learned state of this version, or is damaged. Delete it.")
-    try:
-        arrays = read_arrays(io.BytesIO(body))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not a learned state of this version: {error}. Delete it.") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not a learned state of this version, or is damaged: {error}. Delete it.") from error
     if arrays.pop(FINGERPRINT, np.empty(0, np.uint8)).tobytes() != fingerprint.encode():
         raise UserError(f"{path} was learned with another model or tokenizer. Delete it.")
     shapes = {name: (array.shape, array.dtype) for name, array in arrays.items()}

@@ -10,7 +10,7 @@ import pytest
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, TrieDraftConfig
 from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.drafting.drafter_factory import create_drafter
-from pipeline.decoding.drafting.learned_state import MAGIC, load_arrays, save_arrays
+from pipeline.decoding.drafting.learned_state import load_arrays, save_arrays
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import DraftTree, agreeing_path
@@ -100,14 +100,13 @@ def test_damage_costs_what_was_learnt_and_nothing_else(tmp_path: Path, name: str
     serve(new)
 
 
-@pytest.mark.parametrize("place", [0, len(MAGIC), -1])
-def test_a_changed_byte_anywhere_is_refused(tmp_path: Path, place: int) -> None:
+def test_a_changed_byte_of_an_array_is_refused(tmp_path: Path) -> None:
     path, arrays = tmp_path / "new" / "folder" / "file", {"a": np.arange(3)}
     for _ in range(2):
         save_arrays(path, arrays, "model")
     assert load_arrays(path, arrays, "model")["a"].tolist() == [0, 1, 2]
     content = bytearray(path.read_bytes())
-    content[place] ^= 1
+    content[content.index(np.arange(3).tobytes())] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match="is damaged"):
         load_arrays(path, arrays, "model")
@@ -124,6 +123,6 @@ def test_arrays_of_another_model_or_shape_are_refused(tmp_path: Path) -> None:
         load_arrays(path, {"a": np.arange(4.0)}, "model a")
     with pytest.raises(UserError, match="cannot be read"):
         load_arrays(tmp_path / "b.state", arrays, "model a")
-    path.write_bytes(b"LKSTATE1")
+    path.write_bytes(b"PK")
     with pytest.raises(UserError, match="damaged"):
         load_arrays(path, arrays, "model a")
