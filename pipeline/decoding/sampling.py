@@ -18,8 +18,6 @@ Log probabilities are those of the target itself, before any of this (`log_probs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -69,7 +67,8 @@ def choose_token(
 
 def _banned(request: GenerationRequest, context: IntArray) -> set[int]:
     """Tokens that bad words and the minimum length ban after context."""
-    banned = set(_completed_bad_words(request.sampling.bad_words, context))
+    words = request.sampling.bad_words
+    banned = {word[-1] for word in words if len(word) == 1 or tuple(context[1 - len(word) :].tolist()) == word[:-1]}
     if len(context) - len(request.prompt_ids) + request.num_resumed_tokens < request.min_new_tokens:
         banned |= request.end_ids | request.late_ids
     return banned
@@ -83,7 +82,7 @@ def _permitted(scores: FloatArray, banned: set[int], mask: TokenMask | None) -> 
     if not banned:
         return scores
     permitted = scores.copy()
-    _ban(permitted, banned)
+    permitted[[token for token in banned if 0 <= token < len(scores)]] = -np.inf
     return permitted if np.isfinite(permitted.max()) else scores
 
 
@@ -107,17 +106,6 @@ def _limited(scores: FloatArray) -> FloatArray:
     """Clip scores to the largest float32 numbers: the difference of two infinite scores would be NaN."""
     limited: FloatArray = np.clip(scores, np.float32(-LARGEST), np.float32(LARGEST))
     return limited
-
-
-def _completed_bad_words(bad_words: Iterable[Sequence[int]], context: IntArray) -> list[int]:
-    """Tokens that would complete a bad word after context."""
-    return [word[-1] for word in bad_words if len(word) == 1 or tuple(context[1 - len(word) :].tolist()) == word[:-1]]
-
-
-def _ban(scores: FloatArray, tokens: Iterable[int]) -> None:
-    for token in tokens:
-        if 0 <= token < len(scores):
-            scores[token] = -np.inf
 
 
 def _candidates(scores: FloatArray, params: SamplingParams) -> NDArray[np.int64]:

@@ -7,6 +7,8 @@ is continuous (secondary estimation, as in data compressors of the PAQ family).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -26,21 +28,24 @@ LARGEST_RATIO = 6.0
 HIGHEST = 0.995
 
 
-class Calibration:
+class Calibration(NamedTuple):
     """The cells of one drafter, [channels, NUM_CELLS] sums over verified nodes. promised: of the estimates. accepted:
     of the accepted nodes."""
 
-    def __init__(self, num_channels: int) -> None:
-        self.promised = np.zeros((num_channels, NUM_CELLS))
-        self.accepted = np.zeros((num_channels, NUM_CELLS))
+    promised: DoubleArray
+    accepted: DoubleArray
+
+
+def first_calibration(num_channels: int) -> Calibration:
+    """The calibration of a new drafter."""
+    return Calibration(np.zeros((num_channels, NUM_CELLS)), np.zeros((num_channels, NUM_CELLS)))
 
 
 @compiled
-def corrected(
-    promised: DoubleArray, accepted: DoubleArray, estimates: FloatArray, channels: IntArray, parents: IntArray
-) -> FloatArray:
-    """[n] calibrated path probabilities, none above that of its parent. promised, accepted: the cells. estimates: [n].
-    channels: [n] the channel of each estimate. parents: [n] as in a draft tree."""
+def corrected(calibration: Calibration, estimates: FloatArray, channels: IntArray, parents: IntArray) -> FloatArray:
+    """[n] calibrated path probabilities, none above that of its parent. estimates: [n]. channels: [n] the channel of
+    each estimate. parents: [n] as in a draft tree."""
+    promised, accepted = calibration
     result = np.empty(len(estimates), np.float32)
     for node in range(len(estimates)):
         channel = channels[node]
@@ -55,15 +60,11 @@ def corrected(
 
 @compiled
 def learn_ratios(
-    promised: DoubleArray,
-    accepted_sums: DoubleArray,
-    estimates: FloatArray,
-    channels: IntArray,
-    known: BoolArray,
-    accepted: BoolArray,
+    calibration: Calibration, estimates: FloatArray, channels: IntArray, known: BoolArray, accepted: BoolArray
 ) -> None:
     """Update the cells with the outcome of a step. estimates: [n] before correction. known, accepted: see
     `learning.Outcome`."""
+    promised, accepted_sums = calibration
     for channel in range(len(promised)):
         for cell in range(NUM_CELLS):
             promised[channel, cell] *= DECAY

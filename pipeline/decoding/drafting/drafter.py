@@ -15,19 +15,21 @@ from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.decoding.drafting.calibration import Calibration
-from pipeline.decoding.drafting.continuations import ContinuationTable, empty_table
+from pipeline.decoding.drafting.calibration import first_calibration
+from pipeline.decoding.drafting.continuations import empty_table
 from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.drafting.growth import Grown, grow
 from pipeline.decoding.drafting.learned_state import STATE, load_arrays, save_arrays
 from pipeline.decoding.drafting.learning import learn_from_step
 from pipeline.decoding.drafting.mixing import first_mix
-from pipeline.decoding.drafting.proposals import Proposals, add_tree, new_proposals
+from pipeline.decoding.drafting.nodes import Nodes, new_nodes
+from pipeline.decoding.drafting.proposals import add_tree
 from pipeline.decoding.drafting.recent_rows import NO_RECENT_ROWS, RecentRows, recent_rows
 from pipeline.decoding.drafting.reliability import Reliability
 from pipeline.decoding.noise import NO_NOISE, NoiseKey
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget, DraftSource
+from pipeline.decoding.sources.recycling import RecyclingSource
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, read_only
 from pipeline.errors import UserError
 
@@ -36,17 +38,6 @@ P = ParamSpec("P")
 
 NO_TABLE = empty_table(0, 1, 1)
 logger = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class TableSource(DraftSource, Protocol):
-    """A source that proposes no trees. It fills a table, from which the drafter continues any path."""
-
-    table: ContinuationTable
-    first_rows: FirstRows
-
-    def table_key(self, request_id: str) -> np.uint64:
-        """`continuations.namespace_key` of the request's namespace."""
 
 
 @runtime_checkable
@@ -86,24 +77,21 @@ class Drafter:
         self.reliability = Reliability(self.names)
         self._vocab_size = vocab_size
         self._requests: dict[str, _DraftingState] = {}
-        with_table = [source for source in self.sources if isinstance(source, TableSource)]
-        if len(with_table) > 1:
-            raise ValueError(f"one draft source at most may fill a table, found {len(with_table)}")
-        self._table_source = with_table[0] if with_table else None
-        num_orders = len(with_table[0].table.keys) if with_table else 0
+        self._recycling = next((source for source in self.sources if isinstance(source, RecyclingSource)), None)
+        num_orders = 0 if self._recycling is None else len(self._recycling.table.keys)
         self._mix = first_mix(len(sources), num_orders)
         # The channels that name nodes are the sources, then the orders of the table and the first rows, which are
-        # credited to the table's source.
+        # credited to recycling.
         num_naming = len(sources) + num_orders + 1
-        self._calibration = Calibration(num_naming)
+        self._calibration = first_calibration(num_naming)
         self._channel_sources = np.arange(num_naming, dtype=np.int32)
-        if with_table:
-            self._channel_sources[len(sources) :] = self.sources.index(with_table[0])
+        if self._recycling is not None:
+            self._channel_sources[len(sources) :] = self.sources.index(self._recycling)
 
     def begin_with(self, rows: FirstRows) -> None:
-        """Set the first rows of the source that fills a table, if there is one."""
-        if self._table_source is not None:
-            self._table_source.first_rows = rows
+        """Set the first rows of token recycling, if it is one of the sources."""
+        if self._recycling is not None:
+            self._recycling.first_rows = rows
 
     def require_sound(self) -> None:
         """Raise RuntimeError if a source has failed, for callers that depend on every source."""
@@ -143,20 +131,34 @@ class Drafter:
         if budget.max_nodes <= 0 or budget.max_depth <= 0:
             return EMPTY_TREE
         context = read_only(context)
+        table, key, first_rows = NO_TABLE, np.uint64(0), NO_FIRST_ROWS
+        recycling = self._recycling
+        if recycling is not None and recycling.name in request.names:
+            table, key, first_rows = recycling.table, recycling.table_key(request_id), recycling.first_rows
+        num_listed = table.ids.shape[0] * table.ids.shape[2] + first_rows.ids.shape[1]
+        room = 1 + budget.max_nodes * (len(self.sources) + num_listed)
+        nodes = new_nodes(room, self._mix.weights.shape[1] - 1)
         names, request.left_out = request.names - request.left_out, frozenset()
-        proposals, size = new_proposals(budget.max_nodes * len(self.sources)), 0
         for index, source in enumerate(self.sources):
-            if source.name in names and source is not self._table_source:
-                arguments = request_id, context, budget, proposals, size
-                size = self._guarded(source, size, self._proposed, index, *arguments)
-        proposals = Proposals._make(array[:size] for array in proposals)
-        grown: Grown | None = None
-        filled = self._table_source
-        if filled is not None and filled.name in request.names:
-            grown = self._guarded(filled, None, self._grown, filled, request_id, context, proposals, budget)
-        if grown is None:
-            grown = self._grown(None, request_id, context, proposals, budget)
-        request.grown = grown
+            if source.name in names and source is not recycling:
+                self._guarded(source, None, self._add_proposal, index, request_id, context, budget, nodes)
+        fields = grow(
+            context,
+            tuple(nodes),
+            tuple(table),
+            key,
+            tuple(first_rows),
+            tuple(request.recent),
+            len(self.sources),
+            tuple(self._mix),
+            tuple(self._calibration),
+            self._channel_sources,
+            tuple(request.noise),
+            budget.max_nodes,
+            budget.max_depth,
+            budget.least_probability,
+        )
+        grown = request.grown = Grown(*fields)
         return DraftTree(grown.token_ids, grown.parents, grown.probabilities, grown.sources, grown.num_fixed)
 
     def update(self, request_id: str, step: StepResult) -> None:
@@ -209,36 +211,10 @@ class Drafter:
     def _taking_part(self, names: frozenset[str]) -> list[DraftSource]:
         return [source for source in self.sources if source.name in names]
 
-    def _proposed(
-        self, index: int, request_id: str, context: IntArray, budget: DraftBudget, proposals: Proposals, size: int
-    ) -> int:
-        """Add the proposal of a source to the first `size` proposed nodes. Returns their new number."""
+    def _add_proposal(self, index: int, request_id: str, context: IntArray, budget: DraftBudget, nodes: Nodes) -> None:
         tree = self.sources[index].propose(request_id, context, budget)
-        return add_tree(proposals, size, index, tree, budget, self._vocab_size) if len(tree) else size
-
-    def _grown(
-        self, source: TableSource | None, request_id: str, context: IntArray, proposals: Proposals, budget: DraftBudget
-    ) -> Grown:
-        """Grow a tree, from the table of a source too if there is one."""
-        table, key, first_rows = NO_TABLE, np.uint64(0), NO_FIRST_ROWS
-        if source is not None:
-            table, key, first_rows = source.table, source.table_key(request_id), source.first_rows
-        request = self._requests[request_id]
-        return grow(
-            context,
-            proposals,
-            table,
-            key,
-            first_rows,
-            request.recent,
-            len(self.sources),
-            self._mix,
-            self._calibration,
-            self._channel_sources,
-            request.noise,
-            budget,
-            self._vocab_size,
-        )
+        if len(tree):
+            add_tree(nodes, index, tree, budget, self._vocab_size)
 
     def _guarded(self, source: DraftSource, otherwise: T, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """The result of a call to a source, or `otherwise` if it fails."""

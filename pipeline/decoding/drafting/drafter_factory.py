@@ -12,19 +12,17 @@ from pipeline.decoding.sources.base import DraftSource
 ALL_KINDS = frozenset(SOURCE_ROWS)
 
 
-def create_source(config: SourceConfig, lookahead: LookaheadConfig) -> DraftSource:
-    """The draft source of a config. lookahead: the largest W, N, G of a request."""
-    module, _, name = SOURCE_ROWS[config.kind].implementation.partition(":")
-    source: DraftSource = getattr(import_module(module), name)(config, lookahead)
-    return source
-
-
 def create_drafter(
     sources: Iterable[SourceConfig],
     lookahead: LookaheadConfig,
     vocab_size: int,
     kinds: Collection[str] = ALL_KINDS,
 ) -> Drafter:
-    """A drafter with those of the configured sources whose kind is in `kinds`."""
-    chosen = [source for source in sources if source.kind in kinds]
-    return Drafter([create_source(source, lookahead) for source in chosen], vocab_size)
+    """A drafter with those of the configured sources whose kind is in `kinds`. lookahead: the largest W, N, G of a
+    request."""
+    chosen: list[DraftSource] = []
+    for config in sources:
+        if config.kind in kinds:
+            module, _, name = SOURCE_ROWS[config.kind].implementation.partition(":")
+            chosen.append(getattr(import_module(module), name)(config, lookahead))
+    return Drafter(chosen, vocab_size)

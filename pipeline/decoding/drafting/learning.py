@@ -29,14 +29,14 @@ def learn_from_step(mix: Mix, calibration: Calibration, grown: Grown, step: Step
     path: accepted nodes of the step."""
     # Without a pass of its own (a forced token, a cut output) a step has no token after the accepted ones.
     last_token = step.token_ids[-1] if len(step.token_ids) == len(path) + 1 else _NO_TOKEN
-    cells, tree = (calibration.promised, calibration.accepted), step.tree
-    _learn(tuple(mix), cells, tuple(grown), tree.token_ids, tree.parents, path, last_token)
+    verified = step.tree.token_ids, step.tree.parents
+    _learn(tuple(mix), tuple(calibration), tuple(grown), *verified, path, last_token)
 
 
 @compiled
 def _learn(
     mix_arrays: Plain,
-    cells: Plain,
+    calibration_arrays: Plain,
     grown_arrays: Plain,
     verified_ids: IntArray,
     verified_parents: IntArray,
@@ -50,8 +50,7 @@ def _learn(
         if known[node] and (parent < 0 or accepted[parent]):
             orders, probs, noise = grown.num_orders[node], grown.channel_probs[node], grown.noise[node]
             learn(mix, orders, probs, noise, accepted[node], LEARNING_RATE)
-    promised, accepted_sums = cells
-    learn_ratios(promised, accepted_sums, grown.estimates, grown.channels, known, accepted)
+    learn_ratios(Calibration(*calibration_arrays), grown.estimates, grown.channels, known, accepted)
 
 
 @compiled

@@ -1,51 +1,22 @@
-"""Checks the trees of the draft sources and concatenates them."""
+"""Checks the trees of the draft sources and merges them."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.decoding.compiled import Plain, compiled
+from pipeline.decoding.drafting.nodes import Nodes, child_of
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.tree import BoolArray, DraftTree, FloatArray, IntArray, read_only
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, read_only
 
 # Conditional probability of nodes that a source gives no estimate for.
 UNKNOWN_PROBABILITY = 0.67
 NO_PROBABILITIES: FloatArray = np.empty(0, np.float32)
 
 
-class Proposals(NamedTuple):
-    """Concatenated trees of several sources.
-
-    token_ids, parents: [total]; parents are indices into the concatenation. conditionals: [total] probability given the
-    parent. channels: [total] channel of the proposing source. fixed: [total] True for nodes of a window, which are
-    taken first whatever their probability; their parents must be fixed too.
-    """
-
-    token_ids: IntArray
-    parents: IntArray
-    conditionals: FloatArray
-    channels: IntArray
-    fixed: BoolArray
-
-
-def new_proposals(room: int) -> Proposals:
-    """Memory for `room` nodes."""
-    return Proposals(
-        np.empty(room, np.int32),
-        np.empty(room, np.int32),
-        np.empty(room, np.float32),
-        np.empty(room, np.int32),
-        np.empty(room, np.bool_),
-    )
-
-
-def add_tree(
-    proposals: Proposals, start: int, channel: int, tree: DraftTree, budget: DraftBudget, vocab_size: int
-) -> int:
-    """Write the tree of a source into the proposals from index `start` on. Returns the index after it. Raises
-    ValueError if it is no tree, exceeds the budget or leaves the vocabulary."""
+def add_tree(nodes: Nodes, channel: int, tree: DraftTree, budget: DraftBudget, vocab_size: int) -> None:
+    """Merge the tree of a source into the nodes, equal paths once. channel: of the source. Raises ValueError, and adds
+    nothing, if it is no tree, exceeds the budget or leaves the vocabulary."""
     token_ids, parents, num_nodes = tree.token_ids, tree.parents, len(tree)
     probabilities = NO_PROBABILITIES if tree.probabilities is None else tree.probabilities
     if token_ids.dtype != np.int32 or parents.dtype != np.int32:
@@ -56,9 +27,8 @@ def add_tree(
         raise ValueError(f"{num_nodes} draft nodes have probabilities of shape {probabilities.shape}")
     if not tree.num_fixed <= num_nodes <= budget.max_nodes:
         raise ValueError(f"the proposal has {num_nodes} nodes, {tree.num_fixed} of them fixed; the budget is {budget}")
-    faulty = _append(
-        tuple(proposals),
-        start,
+    faulty = _merge(
+        tuple(nodes),
         channel,
         read_only(np.ascontiguousarray(token_ids)),
         read_only(np.ascontiguousarray(parents)),
@@ -72,13 +42,11 @@ def add_tree(
             f"draft node {faulty} has token {token_ids[faulty]} and parent {parents[faulty]}. A token must be below "
             f"{vocab_size}, a parent precede its child, the depth be at most {budget.max_depth}, a probability finite"
         )
-    return start + num_nodes
 
 
 @compiled
-def _append(
+def _merge(
     arrays: Plain,
-    start: int,
     channel: int,
     token_ids: IntArray,
     parents: IntArray,
@@ -87,9 +55,9 @@ def _append(
     max_depth: int,
     vocab_size: int,
 ) -> int:
-    """Write a tree into the proposals. probabilities: [n] of paths, or empty if unknown. Returns the first faulty node,
-    -1 if there is none."""
-    proposals = Proposals(*arrays)
+    """Merge a tree into the nodes. probabilities: [n] of paths, or empty if unknown. Returns the first faulty node, in
+    which case nothing is added; -1 if there is none."""
+    nodes = Nodes(*arrays)
     depths = np.empty(len(token_ids), np.int32)
     for node in range(len(token_ids)):
         above = parents[node]
@@ -98,15 +66,18 @@ def _append(
         depths[node] = depths[above] + 1 if above >= 0 else 1
         if node >= num_fixed and depths[node] > max_depth:
             return node
+        if len(probabilities) and not np.isfinite(probabilities[node]):
+            return node
+    merged = np.empty(len(token_ids), np.int32)
+    for node in range(len(token_ids)):
+        above = parents[node]
         conditional = UNKNOWN_PROBABILITY
         if len(probabilities):
-            if not np.isfinite(probabilities[node]):
-                return node
             path_above = max(probabilities[above], 1e-30) if above >= 0 else 1.0
             conditional = min(max(probabilities[node] / path_above, 1e-4), 1.0)
-        proposals.token_ids[start + node] = token_ids[node]
-        proposals.parents[start + node] = above + start if above >= 0 else -1
-        proposals.conditionals[start + node] = conditional
-        proposals.channels[start + node] = channel
-        proposals.fixed[start + node] = node < num_fixed
+        child = child_of(nodes, merged[above] if above >= 0 else 0, token_ids[node])
+        nodes.channel_probs[child, channel] = max(nodes.channel_probs[child, channel], conditional)
+        if node < num_fixed:
+            nodes.each[child].fixed = 1
+        merged[node] = child
     return -1

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
 from pipeline.decoding.grammar.finiteness import require_finite
-from pipeline.decoding.grammar.guide import Guide, check_guide
+from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.grammar.json_schema import drop_unsupported_patterns, require_few_optional
 from pipeline.errors import RequestError
 
@@ -24,7 +24,6 @@ _TAG_PARTS = ("begin", "schema", "end")
 def grammar_text(guide: Guide, special_tokens: Collection[str]) -> str:
     """Return the guide as a grammar of llguidance. special_tokens: tokens of the vocabulary that are not text. Raises
     RequestError if the guide's own syntax is wrong; llguidance checks the rest."""
-    check_guide(guide)
     if guide.kind == "json":
         return LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=JSON_FORMAT)
     if guide.kind == "json_schema":

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,22 +45,6 @@ class PlanItem(NamedTuple):
     draft_seconds: float | None = None
 
 
-class Planner(Protocol):
-    """Selects the draft nodes of a pass. least_probability: see `DraftBudget`, for the next pass."""
-
-    least_probability: float
-
-    def drafting_pays(self, names: frozenset[str]) -> bool:
-        """Whether sequences with these draft sources draft in the next pass."""
-
-    def plan(self, items: Sequence[PlanItem], max_num_tokens: int) -> list[DraftTree]:
-        """One tree per item, a subtree of the item's own. max_num_tokens: limit of the pass, including pending
-        tokens."""
-
-    def record(self, seconds: float) -> None:
-        """Record how long the pass of the last plan took."""
-
-
 class FixedPlanner:
     """Selects all nodes, or the most probable ones of all sequences if the pass cannot hold all."""
 
@@ -89,6 +73,7 @@ class AdaptivePlanner:
     def __init__(self, curve: CostCurve, always_drafts: bool = False) -> None:
         """always_drafts: for checks of outputs. Draft also where it takes longer than drafts save, and ignore the times
         of passes, so that a plan depends on its items alone."""
+        # See `DraftBudget`, for the next pass.
         self.least_probability = 0.0
         self._curve = curve
         self._always_drafts = always_drafts
@@ -98,9 +83,12 @@ class AdaptivePlanner:
         self._planned: Sequence[float] | None = None
 
     def drafting_pays(self, names: frozenset[str]) -> bool:
+        """Whether sequences with these draft sources draft in the next pass."""
         return self._always_drafts or self._balances[names].pays
 
     def plan(self, items: Sequence[PlanItem], max_num_tokens: int) -> list[DraftTree]:
+        """One tree per item, a subtree of the item's own. max_num_tokens: limit of the pass, including pending
+        tokens."""
         self._planned = None
         if all(item.draft_seconds is None and not len(item.tree) for item in items):
             for names in _counted(items):
@@ -134,9 +122,13 @@ class AdaptivePlanner:
         return trees
 
     def record(self, seconds: float) -> None:
+        """Record how long the pass of the last plan took."""
         if self._planned is not None:
             expected, plain = self._planned
             self._correction.record(expected / plain - 1, seconds / plain)
+
+
+Planner = FixedPlanner | AdaptivePlanner
 
 
 def _counted(items: Sequence[PlanItem]) -> set[frozenset[str]]:

@@ -82,13 +82,11 @@ class PromptSource:
     def update(self, request_id: str, step: StepResult) -> None:
         request = self._requests[request_id]
         text, tokens = request.text, np.asarray(step.token_ids, np.int32)
-        try:
-            self._estimator.learn(text.own, self._shared, text.namespace, step.context, tokens)
-        finally:  # missing tokens would corrupt all later text
-            text.append(tokens)
-            request.output += step.token_ids
-            if len(request.output) - request.num_shared >= SHARED_TOKENS:
-                self._share(request)
+        self._estimator.learn(text.own, self._shared, text.namespace, step.context, tokens)
+        text.append(tokens)
+        request.output += step.token_ids
+        if len(request.output) - request.num_shared >= SHARED_TOKENS:
+            self._share(request)
 
     def stop(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)

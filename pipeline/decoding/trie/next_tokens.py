@@ -7,13 +7,6 @@ suffix takes a part T / (T + S) of the probability, the next shorter suffix the 
 
 S, the escape count, is learned online (see `learning`), for each trie and order, with one or with several next tokens.
 A suffix with the same count as the next longer one occurs at the same positions, and is skipped.
-
-Calls from compiled code: `suffixes.find_context` for the request's context, `suffixes.extend_context` for each drafted
-token, then `next_tokens` for the row:
-
-    find_context(pair, work, context)
-    extend_context(pair, work, 1, 0, token)
-    num_found = next_tokens(pair, work, 1, escape_counts, tokens, probabilities, 0.001)
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from pipeline.decoding.warm_up import warm_up
 
 def num_compiled() -> list[int]:
     loops = (
-        growth._grow,
+        growth.grow,
         learning._learn,
         planner._best_plan,
         planner._order,
-        proposals._append,
+        proposals._merge,
         recent_rows._depths,
         reliability._add,
         store_step,

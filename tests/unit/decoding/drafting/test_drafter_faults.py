@@ -7,10 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pipeline.config.schema import RecyclingDraftConfig
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.sources.recycling import RecyclingSource
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain
 from tests.logs import Logs
 from tests.unit.decoding.scripted import BUDGET, CONTEXT, VOCAB, Scripted, drafter_of, fail, paths_of, step_of
@@ -80,16 +78,6 @@ def test_a_source_that_changes_its_step_changes_it_for_no_other() -> None:
     assert (step.nodes, step.token_ids, step.context.tolist()) == ((0,), (7, 0), CONTEXT.tolist())
     with pytest.raises(RuntimeError, match=r"vandal \(1 calls\)"):
         drafter.require_sound()
-
-
-def test_a_broken_table_costs_its_own_drafts_only() -> None:
-    recycling = RecyclingSource(RecyclingDraftConfig(top_k=1))
-    sound = Scripted("sound", lambda _: chain([5, 6]))
-    drafter = drafter_of(recycling, sound)
-    ids, probs = np.asarray([[VOCAB]], np.int32), np.asarray([[0.9]], np.float32)
-    drafter.update("r", StepResult(CONTEXT, EMPTY_TREE, [], [4], None, ids, probs))
-    assert drafter.propose("r", CONTEXT, BUDGET).token_ids.tolist() == [5, 6]
-    assert drafter.failures == {"recycling": 1, "sound": 0}
 
 
 def test_two_sources_of_one_name_are_refused() -> None:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.drafting import growth
-from pipeline.decoding.drafting.calibration import Calibration
+from pipeline.decoding.drafting.calibration import first_calibration
 from pipeline.decoding.drafting.continuations import ContinuationTable, empty_table, namespace_key, store
 from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.drafting.growth import LEAST_COUNTED, Grown
 from pipeline.decoding.drafting.mixing import OTHERS, Mix, mixed_probability
-from pipeline.decoding.drafting.proposals import Proposals
+from pipeline.decoding.drafting.nodes import new_nodes
+from pipeline.decoding.drafting.proposals import add_tree
 from pipeline.decoding.drafting.recent_rows import EVERY, NO_RECENT_ROWS, NONE, RecentRows
 from pipeline.decoding.noise import NO_NOISE, NoiseKey, token_noise
 from pipeline.decoding.request import SamplingParams
 from pipeline.decoding.sampling import choose_token
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.tree import DraftTree, check_tree, depths, read_only
+from pipeline.decoding.tree import DraftTree, check_tree, depths, read_only, tree_from_lists
 from tests.fakes import make_request
 
 NUM_NAMING = 5
@@ -31,31 +34,41 @@ FIRST = FirstRows(np.asarray([[2, 1], [3, -1]], np.int32), np.asarray([[0.5, 0.2
 SAMPLED = NoiseKey(np.uint64(5), 0.7)
 
 
-def proposals_of_one(tokens: list[int], parents: list[int], conditional: float) -> Proposals:
-    """Of channel 0, each node with the same probability given its parent."""
-    size = len(tokens)
-    ids, above = np.asarray(tokens, np.int32), np.asarray(parents, np.int32)
-    return Proposals(
-        ids, above, np.full(size, conditional, np.float32), np.zeros(size, np.int32), np.zeros(size, np.bool_)
-    )
+# The trees of sources 0, 1, ...
+Proposals = list[DraftTree]
 
 
-NO_PROPOSALS = proposals_of_one([], [], 0.0)
+def proposed(tokens: list[int], parents: list[int], conditionals: list[float], num_fixed: int = 0) -> DraftTree:
+    """A tree from the probability of each node given its parent."""
+    paths: list[float] = []
+    for parent, conditional in zip(parents, conditionals, strict=True):
+        paths.append(conditional * (paths[parent] if parent >= 0 else 1.0))
+    return replace(tree_from_lists(tokens, parents, paths), num_fixed=num_fixed)
 
 
 def grow(
     context: np.ndarray,
-    *arguments: object,
+    proposals: Proposals,
+    table: ContinuationTable,
+    first: FirstRows,
+    mix: Mix,
+    max_nodes: int,
+    max_depth: int,
+    *,
     noise: NoiseKey = NO_NOISE,
     recent: RecentRows = NO_RECENT_ROWS,
     least: float = 0.0,
+    table_channel: int = TABLE_CHANNEL,
 ) -> Grown:
     """Read-only, as in a drafter's call. A writable array would cause another compilation."""
-    proposals, table, key, first, *others, max_nodes, max_depth = arguments
-    budget = DraftBudget(max_nodes, max_depth, least)  # type: ignore[arg-type]
-    rows = proposals, table, key, first, recent
-    plain = Calibration(NUM_NAMING), np.arange(NUM_NAMING, dtype=np.int32)
-    return growth.grow(read_only(context), *rows, *others, *plain, noise, budget, 50)  # type: ignore[arg-type]
+    num_listed = table.ids.shape[0] * table.ids.shape[2] + first.ids.shape[1]
+    nodes = new_nodes(1 + sum(map(len, proposals)) + max_nodes * num_listed, mix.weights.shape[1] - 1)
+    for channel, tree in enumerate(proposals):
+        add_tree(nodes, channel, tree, DraftBudget(99, 99), 50)
+    rows = tuple(table), KEY, tuple(first), tuple(recent)
+    plain = tuple(first_calibration(NUM_NAMING)), np.arange(NUM_NAMING, dtype=np.int32), tuple(noise)
+    limits = max_nodes, max_depth, least
+    return Grown(*growth.grow(read_only(context), tuple(nodes), *rows, table_channel, tuple(mix), *plain, *limits))
 
 
 def mix_of(weights: np.ndarray) -> Mix:
@@ -73,28 +86,18 @@ def first_mix() -> Mix:
 @st.composite
 def proposal_sets(draw: st.DrawFn) -> Proposals:
     """One or two random trees, of which the first may have fixed nodes."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    conditionals: list[float] = []
-    channels: list[int] = []
-    num_fixed = 0
+    trees: Proposals = []
     for channel in range(draw(st.integers(0, 2))):
-        start = len(tokens)
-        for node in range(draw(st.integers(0, 6))):
-            above = draw(st.integers(-1, node - 1))
-            parents.append(-1 if above < 0 else start + above)
-            tokens.append(draw(st.integers(0, 3)))
-            conditionals.append(draw(st.sampled_from([0.9, 0.5, 0.2, 0.05])))
-            channels.append(channel)
-        if channel == 0:
-            num_fixed = draw(st.integers(0, len(tokens)))
-    return Proposals(
-        np.asarray(tokens, np.int32),
-        np.asarray(parents, np.int32),
-        np.asarray(conditionals, np.float32),
-        np.asarray(channels, np.int32),
-        np.arange(len(tokens)) < num_fixed,
-    )
+        size = draw(st.integers(0, 6))
+        parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
+        tokens = [draw(st.integers(0, 3)) for _ in range(size)]
+        conditionals = [draw(st.sampled_from([0.9, 0.5, 0.2, 0.05])) for _ in range(size)]
+        trees.append(proposed(tokens, parents, conditionals, draw(st.integers(0, size)) if channel == 0 else 0))
+    return trees
+
+
+def num_fixed_of(proposals: Proposals) -> int:
+    return sum(tree.num_fixed for tree in proposals)
 
 
 @st.composite
@@ -115,9 +118,9 @@ def recent_rows(draw: st.DrawFn) -> RecentRows:
     return RecentRows(ids, probs, np.asarray([depth for _, depth in rows], np.int32))
 
 
-def path_tokens(proposals: Proposals) -> list[tuple[int, ...]]:
+def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
     paths: list[tuple[int, ...]] = []
-    for token, parent in zip(proposals.token_ids.tolist(), proposals.parents.tolist(), strict=True):
+    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
     return paths
 
@@ -133,13 +136,15 @@ def rated(
 ) -> dict[int, float]:
     """Reference for the probabilities after a path: token -> probability given the path."""
     values: dict[int, list[float]] = {}
-    for place, own in enumerate(path_tokens(proposals)):
-        if own[:-1] == path:
-            entry = values.setdefault(own[-1], [0.0] * NUM_CHANNELS)
-            channel = int(proposals.channels[place])
-            entry[channel] = max(entry[channel], float(proposals.conditionals[place]))
+    for channel, tree in enumerate(proposals):
+        assert tree.probabilities is not None
+        chance_of = [*tree.probabilities.tolist(), 1.0]
+        for node, own in enumerate(paths_of(tree)):
+            if own[:-1] == path:
+                entry = values.setdefault(own[-1], [0.0] * NUM_CHANNELS)
+                entry[channel] = max(entry[channel], chance_of[node] / chance_of[tree.parents[node]])
     text = np.asarray([*context, *path], np.int32)
-    single = grow(text, NO_PROPOSALS, table, KEY, FIRST, TABLE_CHANNEL, mix, 8, 1)
+    single = grow(text, [], table, FIRST, mix, 8, 1)
     for token, words in zip(single.token_ids.tolist(), single.channel_probs.tolist(), strict=True):
         entry = values.setdefault(token, [0.0] * NUM_CHANNELS)
         entry[TABLE_CHANNEL:] = [max(word, 0.0) for word in words[TABLE_CHANNEL:]]
@@ -180,17 +185,15 @@ def test_the_tree_is_the_best_first_one(
 ) -> None:
     mix = first_mix()
     # As the drafter asks: fixed nodes always fit.
-    max_nodes = max(max_nodes, int(proposals.fixed.sum()))
-    rest = proposals, table, KEY, FIRST, TABLE_CHANNEL, mix, max_nodes, max_depth
+    max_nodes = max(max_nodes, num_fixed_of(proposals))
+    rest = proposals, table, FIRST, mix, max_nodes, max_depth
     grown = grow(np.asarray(context, np.int32), *rest, noise=noise, recent=recent)
     tree = DraftTree(grown.token_ids, grown.parents, grown.estimates)
     check_tree(tree)
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    paths = paths_of(tree)
     assert len(set(paths)) == len(paths) <= max_nodes
 
-    fixed = list(dict.fromkeys(path_tokens(proposals)[: int(proposals.fixed.sum())]))
+    fixed = list(dict.fromkeys(path for tree in proposals for path in paths_of(tree)[: tree.num_fixed]))
     assert grown.num_fixed == len(fixed)
     assert paths[: len(fixed)] == fixed
     assert (depths(tree)[len(fixed) :] <= max_depth).all()
@@ -230,14 +233,12 @@ def test_a_sampled_token_is_proposed_by_its_noise() -> None:
 
 
 def grown_once(table: ContinuationTable, mix: Mix, noise: NoiseKey = NO_NOISE) -> Grown:
-    return grow(
-        np.asarray([1], np.int32), NO_PROPOSALS, table, KEY, NO_FIRST_ROWS, TABLE_CHANNEL, mix, 2, 1, noise=noise
-    )
+    return grow(np.asarray([1], np.int32), [], table, NO_FIRST_ROWS, mix, 2, 1, noise=noise)
 
 
 def test_first_rows_say_what_follows_a_token_of_which_the_table_says_nothing() -> None:
     context, table = np.asarray([4, 0], np.int32), empty_table(2, 64, 2)
-    grown = grow(context, NO_PROPOSALS, table, KEY, FIRST, TABLE_CHANNEL, first_mix(), 8, 2)
+    grown = grow(context, [], table, FIRST, first_mix(), 8, 2)
     # After 0 come 2 and 1; after 1 comes 3; the table has no row after 2.
     assert sorted(zip(grown.token_ids.tolist(), grown.parents.tolist(), strict=True)) == [
         (1, -1),
@@ -252,13 +253,13 @@ def test_first_rows_say_what_follows_a_token_of_which_the_table_says_nothing() -
 @given(proposal_sets(), tables(), st.sampled_from([0.02, 0.1, 0.3]))
 def test_unlikely_nodes_are_left_out(proposals: Proposals, table: ContinuationTable, least: float) -> None:
     """The others are the first ones of the whole tree, because nodes are taken in the order of their probability."""
-    rest = np.asarray([1, 2], np.int32), proposals, table, KEY, FIRST, TABLE_CHANNEL, first_mix(), 16, 4
-    whole, part = grow(*rest), grow(*rest, least=least)  # type: ignore[arg-type]
+    rest = np.asarray([1, 2], np.int32), proposals, table, FIRST, first_mix(), 16, 4
+    whole, part = grow(*rest), grow(*rest, least=least)
     count = whole.num_fixed + int((whole.estimates[whole.num_fixed :] >= least).sum())
     assert part.token_ids.tolist() == whole.token_ids[:count].tolist()
     assert part.parents.tolist() == whole.parents[:count].tolist()
     for estimate in whole.estimates[whole.num_fixed :][-1:].tolist():  # one that is as likely stays
-        assert estimate in grow(*rest, least=estimate).estimates.tolist()  # type: ignore[arg-type]
+        assert estimate in grow(*rest, least=estimate).estimates.tolist()
 
 
 def test_token_0_is_a_candidate_like_any_other() -> None:
@@ -266,7 +267,7 @@ def test_token_0_is_a_candidate_like_any_other() -> None:
     store(table, KEY, np.asarray([1], np.int32), np.asarray([0, 3], np.int32), np.asarray([0.6, 0.3], np.float32))
     first = FirstRows(np.asarray([[2, 1], [0, 4]], np.int32), np.asarray([[0.5, 0.2], [0.5, 0.2]], np.float32))
     context = np.asarray([1], np.int32)
-    grown = grow(context, NO_PROPOSALS, table, KEY, first, TABLE_CHANNEL, first_mix(), 3, 1)
+    grown = grow(context, [], table, first, first_mix(), 3, 1)
     assert sorted(grown.token_ids.tolist()) == [0, 3, 4]
 
 
@@ -280,9 +281,9 @@ def test_the_buffer_holds_every_token_that_proposals_and_tables_name():
     first = FirstRows(
         np.tile(np.asarray([10, 11], np.int32), (num_tokens, 1)), np.full((num_tokens, 2), 0.4, np.float32)
     )
-    proposals = proposals_of_one(list(range(num_proposed)), [-1] * num_proposed, 0.1)
+    tree = proposed(list(range(num_proposed)), [-1] * num_proposed, [0.1] * num_proposed)
     mix = mix_of(np.tile(np.asarray([0.8, 1.0, -0.5], np.float32), (2, 6, 1)))
 
-    grown = grow(np.asarray([0], np.int32), proposals, table, KEY, first, 1, mix, max_nodes, max_nodes)
+    grown = grow(np.asarray([0], np.int32), [tree], table, first, mix, max_nodes, max_nodes, table_channel=1)
 
     assert len(grown.token_ids) == max_nodes

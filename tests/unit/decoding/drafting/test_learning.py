@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decoding.drafting.calibration import Calibration
+from pipeline.decoding.drafting.calibration import Calibration, first_calibration
 from pipeline.decoding.drafting.growth import Grown
 from pipeline.decoding.drafting.learning import learn_from_step, outcome_of
 from pipeline.decoding.drafting.mixing import Mix, mixed_probability
@@ -31,7 +31,7 @@ def grown_of(tree: DraftTree) -> Grown:
 
 
 def learn(mix: Mix, tree: DraftTree, verified: DraftTree, nodes: list[int], tokens: list[int]) -> Calibration:
-    calibration, step = Calibration(1), StepResult(CONTEXT, verified, nodes, tokens)
+    calibration, step = first_calibration(1), StepResult(CONTEXT, verified, nodes, tokens)
     learn_from_step(mix, calibration, grown_of(tree), step, np.asarray(nodes, np.int32))
     return calibration
 

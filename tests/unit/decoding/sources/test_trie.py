@@ -212,13 +212,3 @@ def test_one_token_repeated_for_long_then_others_are_learnt_and_taken_in(source)
     assert drafted(source, "r", [*context, 7], 1) == [8]
     assert drafted(source, "r", [*context, 7, 8, 9], 1) == [10]
     source.stop("r")
-
-
-def test_a_step_is_taken_in_also_where_nothing_could_be_learnt_of_it(monkeypatch):
-    source = trie_source()
-    source.start("r", PROMPT, "")
-    monkeypatch.setattr(source._estimator, "learn", lambda *arguments: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        emit(source, "r", PROMPT.tolist(), [60, 61, 62])
-    monkeypatch.undo()
-    assert drafted(source, "r", [*PROMPT.tolist(), 60, 61, 62, 60], 2) == [61, 62]

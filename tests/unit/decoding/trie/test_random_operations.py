@@ -104,18 +104,3 @@ def test_a_trie_without_a_limit_grows():
         check(trie)
     assert len(trie.arrays.nodes) > len(first.nodes)
     assert np.concatenate([piece for _, piece in trie.texts()]).tolist() == text.tolist()
-
-
-def test_a_trie_is_used_on_after_all_its_counts_are_halved_to_nothing():
-    trie = Trie(3)
-    trie.insert([1, 2, 3])
-    for _ in range(2):
-        trie.prune()
-    trie.insert([4, 5, 6], "other")
-    trie.insert([4, 5, 6])
-    check(trie)
-    assert [trie.count(np.asarray(tokens), name) for tokens, name in (([1], ""), ([4, 5], ""), ([4], "other"))] == [
-        0,
-        1,
-        1,
-    ]

@@ -199,14 +199,6 @@ def test_the_first_text_does_not_wait_for_the_pages_of_the_hash_table():
     assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < trie.arrays.buckets.nbytes / 4096 / 4
 
 
-def test_a_sequence_is_known_token_by_token():
-    trie = Trie(4)
-    for token in range(10, 20):
-        trie.extend(ids([token]))
-        assert trie.count(ids(list(range(max(10, token - 3), token + 1)))) == 1
-    assert [(name, text.tolist()) for name, text in trie.texts()] == [("", list(range(10, 20)))]
-
-
 def test_a_sequence_goes_on_after_its_counts_are_halved_as_one_of_its_own():
     trie = Trie(4)
     trie.insert(ids([1, 2, 1, 2]))
