@@ -15,13 +15,13 @@ import numpy as np
 
 from pipeline.errors import RequestError
 from pipeline.triton_models.request_loop import IncomingRequest
-from pipeline.triton_models.tensors import Array, Tensors, decode_utf8, flag, number, scalar
+from pipeline.triton_models.tensors import Array, Tensors, decode_utf8, flag, integer, number
 
 # Answers a stop and the requests that it ends, as in the stock model.
 STOPPED = RequestError("the request was cancelled")
 # Inputs by the name of the sampling parameter that they set.
 _NUMBERS = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
-_INTEGERS = ("best_of", "top_k", "max_tokens", "seed")
+_INTEGERS = ("best_of", "top_k", "seed")
 _FLAGS = ("exclude_input_from_output", "return_perf_metrics")
 _PREFIX = "sampling_param_"
 
@@ -105,12 +105,11 @@ def _sampling(tensors: Tensors) -> dict[str, Any]:
     """Arguments of SamplingParams: those that the client sent, and the flags, which are false by default, as in the
     stock model."""
     sampling: dict[str, Any] = {name: number(tensors, _PREFIX + name) for name in _NUMBERS}
-    sampling |= {name: scalar(tensors, _PREFIX + name) for name in _INTEGERS}
+    sampling |= {name: integer(tensors, _PREFIX + name) for name in _INTEGERS}
+    sampling["max_tokens"] = integer(tensors, f"{_PREFIX}max_tokens", 1)
     sampling |= {name: flag(tensors, _PREFIX + name) for name in _FLAGS}
     if (words := tensors.get(_PREFIX + "stop")) is not None:
         sampling["stop"] = [decode_utf8(word, _PREFIX + "stop") for word in words.reshape(-1)]
-    if (most := sampling["max_tokens"]) is not None and most < 1:
-        raise RequestError(f"{_PREFIX}max_tokens is {most}; it must be 1 or more")
     return {name: value for name, value in sampling.items() if value is not None}
 
 

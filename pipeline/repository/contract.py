@@ -37,14 +37,6 @@ class ModelContract:
     required_parameters: frozenset[str] = frozenset()
 
 
-# Types of tensors that NVIDIA's templates leave open: logits, and inputs that are not of text.
-_OPEN_TYPES = {
-    "${logits_datatype}": "TYPE_FP32",
-    "${encoder_input_features_data_type}": "TYPE_FP16",
-    "${prompt_embedding_table_data_type}": "TYPE_FP16",
-}
-
-
 def model_contract(model: str) -> ModelContract:
     """The contract of `tensorrt_llm`, `preprocessing`, `postprocessing`, `tensorrt_llm_bls`, `ensemble` or `llmapi`.
     Raises KeyError for any other model."""
@@ -54,6 +46,4 @@ def model_contract(model: str) -> ModelContract:
 @cache
 def _contracts() -> dict[str, ModelContract]:
     text = resources.files(__package__).joinpath("contract.json").read_text(encoding="utf-8")
-    for name, chosen in _OPEN_TYPES.items():
-        text = text.replace(name, chosen)
     return TypeAdapter(dict[str, ModelContract]).validate_python(json.loads(text)["models"])

@@ -137,29 +137,21 @@ def _all_optional(inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 
 def to_text(config: pb.ModelConfig) -> str:
-    """Text of config.pbtxt. Raises RepositoryError if parsing it does not return the same config."""
+    """Text of config.pbtxt."""
     text: str = text_format.MessageToString(config)
-    if parse(text, f"the config of {config.name}") != config:
-        raise RepositoryError(f"The config of {config.name} changes when it is written and read back.")
     return text
-
-
-def parse(text: str, where: str) -> pb.ModelConfig:
-    """Parse a config.pbtxt. where: its name in the error. Raises RepositoryError if it is not valid."""
-    try:
-        return text_format.Parse(text, pb.ModelConfig())
-    except text_format.ParseError as error:
-        raise RepositoryError(
-            f"{where} is not a valid config.pbtxt: {error}. Render it again with `lookahead repo`."
-        ) from error
 
 
 def read(path: Path) -> pb.ModelConfig:
     """Read a config.pbtxt. Raises RepositoryError if it cannot be read or is not valid."""
     try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        return text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())
     except OSError as error:
         raise RepositoryError(f"{path} cannot be read: {error.strerror}. Render it with `lookahead repo`.") from error
+    except text_format.ParseError as error:
+        raise RepositoryError(
+            f"{path} is not a valid config.pbtxt: {error}. Render it again with `lookahead repo`."
+        ) from error
 
 
 def _config(name: str, resolved: ResolvedConfig, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> pb.ModelConfig:

@@ -29,15 +29,16 @@ from pipeline.engine.traits import TargetTraits
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.triton_models.call_costs import CallCosts
 from pipeline.triton_models.call_planning import tree_budget
-from pipeline.triton_models.engine_binding import EngineBinding, Target
+from pipeline.triton_models.engine_binding import EngineBinding
 from pipeline.triton_models.fair_slots import FairSlots, HeldSlot
 from pipeline.triton_models.generation import Generation
 from pipeline.triton_models.learned_state_store import LearnedStateStore
-from pipeline.triton_models.metrics import OnEnd, RequestMetrics, TrieMetrics
+from pipeline.triton_models.metrics import OnEnd, TrieMetrics
 from pipeline.triton_models.partial_output import PartialOutput, output_of
 from pipeline.triton_models.routing import offered_strategies, route_of
 from pipeline.triton_models.sequences import TextResponse
 from pipeline.triton_models.side_channel import in_fixed_chunks, require_no_figures, without_figures
+from pipeline.triton_models.stream_calls import StreamingCaller
 from pipeline.triton_models.tensors import Array, Tensors, float_tensor, int_tensor, text_tensor
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 from pipeline.triton_models.text_request import TextRequest, require_few_logits, text_request
@@ -53,7 +54,7 @@ class _ServedTarget:
     """One target model and the slots of its engine. A request occupies a slot, which holds its KV cache, between two
     calls. So the number of slots limits the number of running requests; the others wait."""
 
-    target: Target
+    target: StreamingCaller
     traits: TargetTraits
     slots: FairSlots
     costs: CallCosts | None
@@ -63,7 +64,7 @@ class Bls:
     """Serves text requests with the target models of a config. targets: in the order of the backend's traits. Not
     thread safe: runs in one event loop."""
 
-    def __init__(self, resolved: ResolvedConfig, codec: TextCodec, targets: Sequence[Target]) -> None:
+    def __init__(self, resolved: ResolvedConfig, codec: TextCodec, targets: Sequence[StreamingCaller]) -> None:
         profile = resolved.profile
         self._drafting = profile.drafting
         self._codec = codec
@@ -91,10 +92,10 @@ class Bls:
         self._readers = ThreadPoolExecutor(1, "tokenizer")
 
     async def answer(
-        self, tensors: Tensors, on_end: OnEnd = lambda metrics, trie: None
+        self, tensors: Tensors, on_end: OnEnd = lambda generation, trie: None
     ) -> AsyncGenerator[TextResponse, None]:
         """Yield the responses to one request. Closing the generator early cancels the request. on_end: receives the
-        metrics of the ended request. Raises RequestError for an invalid request, BusyError if the queue is full."""
+        ended request. Raises RequestError for an invalid request, BusyError if the queue is full."""
         started = time.perf_counter()
         request = await self._read(tensors)
         route = route_of(self._models, request)
@@ -105,18 +106,18 @@ class Bls:
             require_no_figures(request)
         engine = EngineBinding(served.target, served.traits, route.strategy, route.lookahead, served.costs)
         async with served.slots.slot(request.tenant) as slot:
-            generation = self._generation(request, engine, slot)
-            outcome = "error"
+            generation = self._generation(request, engine, slot, started)
             try:
-                async with aclosing(self._responses(generation, started)) as responses:
+                async with aclosing(self._responses(generation)) as responses:
                     async for response in responses:
                         yield response
-                outcome = generation.finish_reason.value if generation.finish_reason else outcome
+                if generation.finish_reason is not None:
+                    generation.outcome = generation.finish_reason.value
             except (GeneratorExit, asyncio.CancelledError):
-                outcome = "cancelled"
+                generation.outcome = "cancelled"
                 raise
             finally:
-                on_end(_request_metrics(generation, outcome, started), self.trie_metrics())
+                on_end(generation, self.trie_metrics())
 
     def trie_metrics(self) -> TrieMetrics:
         """Size of the shared trie, which is zero without one, and failures of the draft sources."""
@@ -141,7 +142,7 @@ class Bls:
             return read()
         return await asyncio.get_running_loop().run_in_executor(self._readers, read)
 
-    async def _responses(self, generation: Generation, started: float) -> AsyncGenerator[TextResponse, None]:
+    async def _responses(self, generation: Generation) -> AsyncGenerator[TextResponse, None]:
         request = generation.request
         kept = [PartialOutput(request.echo, [])]
         in_chunks = self._is_safe and request.stream
@@ -153,9 +154,9 @@ class Bls:
                 elif part.text or part.logits or request.tokens_only:
                     yield TextResponse(output_of([part], request.tokens_only), last=False)
         output = output_of(kept, request.tokens_only)
-        yield TextResponse(output | _last_tensors(generation, started, self._is_safe), last=True)
+        yield TextResponse(output | _last_tensors(generation, self._is_safe), last=True)
 
-    def _generation(self, request: TextRequest, engine: EngineBinding, slot: HeldSlot) -> Generation:
+    def _generation(self, request: TextRequest, engine: EngineBinding, slot: HeldSlot, started: float) -> Generation:
         names = source_names(engine.strategy, self._drafter.names)
         budget = self._budget
         if request.max_draft_tokens is not None:
@@ -166,15 +167,19 @@ class Bls:
         prediction = None
         if self._supplied is not None and self._supplied.name in names and len(request.prediction):
             prediction = self._supplied.predict(request.generation.request_id, request.prediction)
-        return Generation(request, session, self._codec, engine, slot, prediction)
+        return Generation(request, session, self._codec, engine, slot, started, prediction)
 
 
 def load_bls(
-    artifact_dir: Path, resolved: ResolvedConfig, fingerprint: str, vocab_size: int, targets: Mapping[str, Target]
+    artifact_dir: Path,
+    resolved: ResolvedConfig,
+    fingerprint: str,
+    vocab_size: int,
+    targets: Mapping[str, StreamingCaller],
 ) -> Bls:
     """Load the tokenizer of an artifact, and the draft sources of a config. resolved, fingerprint: settings of the
     model repository, and of the engine that it was made for. targets: by model name. Raises ConfigError or
-    RepositoryError if a file cannot be read, the engine is another one or `targets` lacks a model of the config."""
+    RepositoryError if a file cannot be read, or the engine is another one."""
     if Manifest.model_validate_json((artifact_dir / MANIFEST).read_bytes()).fingerprint_digest != fingerprint:
         raise RepositoryError(
             f"The engine in {artifact_dir} was built again with other settings, and this model repository belongs to "
@@ -183,11 +188,6 @@ def load_bls(
     codec = load_codec(artifact_dir / TOKENIZER, artifact_dir / ENGINE, vocab_size)
     models = backend_of(resolved.backend).traits(resolved)
     for traits in models:
-        if traits.model not in targets:
-            raise RepositoryError(
-                f"The config of lookahead_bls names no model for {traits.model}, which the profile needs. Render it "
-                "again with `lookahead repo`."
-            )
         if not traits.extended:  # TensorRT-LLM's output is streamed
             targets[traits.model].connect()
     warm_up()
@@ -211,7 +211,7 @@ def _require_fit(request: TextRequest, traits: TargetTraits) -> None:
         )
 
 
-def _last_tensors(generation: Generation, started: float, is_safe: bool) -> dict[str, Array]:
+def _last_tensors(generation: Generation, is_safe: bool) -> dict[str, Array]:
     """Outputs that only the last response has."""
     request, statistics = generation.request, generation.statistics
     assert generation.finish_reason is not None, "the last response follows the end of the generation"
@@ -227,16 +227,16 @@ def _last_tensors(generation: Generation, started: float, is_safe: bool) -> dict
     if request.return_num_output_tokens:
         tensors["num_output_tokens"] = int_tensor(generation.num_output_tokens)
     if request.return_statistics:
-        figures = _statistics(generation, started)
+        figures = _statistics(generation)
         tensors["statistics"] = text_tensor(json.dumps(without_figures(figures) if is_safe else figures))[0]
     return tensors
 
 
-def _statistics(generation: Generation, started: float) -> dict[str, object]:
+def _statistics(generation: Generation) -> dict[str, object]:
     """The output `statistics`; times in seconds since the request arrived."""
     request, statistics = generation.request, generation.statistics
     tokens = {"prompt_ids": request.generation.prompt_ids.tolist(), "output_ids": generation.output_ids}
-    times = [when - started for when in generation.step_times]
+    times = [when - generation.started for when in generation.step_times]
     return {
         "strategy": generation.engine.strategy,
         "model": generation.engine.traits.model,
@@ -247,24 +247,11 @@ def _statistics(generation: Generation, started: float) -> dict[str, object]:
         "num_draft_tokens": statistics.num_draft_tokens,
         "num_accepted_tokens": statistics.num_accepted_tokens,
         "num_prediction_tokens": len(request.prediction),
-        "num_accepted_prediction_tokens": generation.num_accepted_prediction_tokens,
+        "num_accepted_prediction_tokens": 0 if generation.prediction is None else generation.prediction.num_accepted,
         "acceptance_lengths": statistics.acceptance_lengths,
         "mean_acceptance_length": statistics.mean_acceptance_length,
         "draft_seconds": statistics.draft_seconds,
         "time_to_first_token_s": times[0] if times else None,
         "step_times_s": times,
-        "total_s": time.perf_counter() - started,
+        "total_s": time.perf_counter() - generation.started,
     }
-
-
-def _request_metrics(generation: Generation, outcome: str, started: float) -> RequestMetrics:
-    return RequestMetrics(
-        strategy=generation.engine.strategy,
-        outcome=outcome,
-        started=started,
-        step_times=generation.step_times,
-        statistics=generation.statistics,
-        num_output_tokens=generation.num_output_tokens,
-        num_calls=generation.num_calls,
-        num_calls_without_draft=generation.num_calls_without_draft,
-    )

@@ -7,35 +7,19 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
 
 from pipeline.config.schema import LookaheadConfig
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import BusyError
 from pipeline.triton_models.call_costs import CallCosts
 from pipeline.triton_models.call_planning import WITHOUT_DRAFTS
+from pipeline.triton_models.stream_calls import StreamingCaller
 from pipeline.triton_models.tensors import Array, Tensors
 
 # Pauses before retries: each is twice as long as the one before, up to the longest.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 # Time for which a call is retried.
 BUSY_PATIENCE_S = 30.0
-
-
-class Target(Protocol):
-    """A model such as `tensorrt_llm`, called from the BLS model. `call` and `stream` raise as
-    `ModelCaller.call` does."""
-
-    def connect(self) -> None:
-        """Prepare for `stream`. Raises ServerError if the server has no interface for it."""
-
-    async def call(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Tensors:
-        """Return the response to one request. Cancelling the call cancels the request."""
-
-    def stream(
-        self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
-    ) -> AsyncGenerator[Tensors, None]:
-        """Yield the responses to one request as they arrive. Closing the generator early cancels the request."""
 
 
 class RetryBackoff:
@@ -59,7 +43,7 @@ class EngineBinding:
     """Target model of a request and how to call it. lookahead: W, N and G to send, if any. costs: model of call times,
     to send only drafts that save time; None sends all."""
 
-    target: Target
+    target: StreamingCaller
     traits: TargetTraits
     strategy: str
     lookahead: LookaheadConfig | None = None

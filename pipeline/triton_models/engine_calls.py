@@ -27,7 +27,6 @@ from pipeline.triton_models.tensors import (
     integer,
     number,
     require_one_row,
-    scalar,
     text,
     token_ids,
     word_list,
@@ -58,17 +57,14 @@ def engine_call(
     request_id: str,
     default_strategy: str = "none",
     default_budget: DraftBudget = NO_DRAFTS,
-    exclude_input: bool = False,
 ) -> EngineCall:
     """Read a request of one row from its tensors. default_strategy, default_budget: strategy and draft budget of a
-    request that sets neither a strategy nor draft tokens. exclude_input: default of `exclude_input_in_output`. Raises
-    RequestError if the tensors contradict each other or request an unsupported option."""
+    request that sets neither a strategy nor draft tokens. Raises RequestError if the tensors contradict each other or
+    request an unsupported option."""
     require_one_row(tensors)
     refuse_unsupported(tensors)
     tree = _tree(tensors)
-    strategy, max_steps = text(tensors, "draft_strategy"), integer(tensors, "max_steps")
-    if max_steps is not None and max_steps < 1:
-        raise RequestError(f"max_steps is {max_steps}; it must be at least 1")
+    strategy, max_steps = text(tensors, "draft_strategy"), integer(tensors, "max_steps", 1)
     only_supplied = len(tree) > 0 and strategy is None
     request = generation_request(tensors, request_id)
     budget = default_budget
@@ -89,17 +85,15 @@ def engine_call(
         to_be_continued=flag(tensors, "to_be_continued"),
         wanted=logit_options_of(tensors),
     )
-    return call_of(tensors, submission, exclude_input)
+    return call_of(tensors, submission)
 
 
-def call_of(tensors: Tensors, submission: Submission, exclude_input: bool, strict: bool = False) -> EngineCall:
-    """The call of a submission, with the response options of its tensors. exclude_input: default of
-    `exclude_input_in_output`."""
-    excluded = scalar(tensors, "exclude_input_in_output")
+def call_of(tensors: Tensors, submission: Submission, strict: bool = False) -> EngineCall:
+    """The call of a submission, with the response options of its tensors."""
     return EngineCall(
         submission=submission,
         streaming=flag(tensors, "streaming"),
-        exclude_input=exclude_input if excluded is None else bool(excluded),
+        exclude_input=flag(tensors, "exclude_input_in_output"),
         return_perf_metrics=flag(tensors, "return_perf_metrics"),
         return_num_input_tokens=flag(tensors, "return_num_input_tokens"),
         return_num_output_tokens=flag(tensors, "return_num_output_tokens"),
@@ -128,20 +122,9 @@ def sampling_of(
     Decoding is greedy with top_k 1, with temperature 0, with top_k 0 together with top_p 0, or if none of top_k, top_p
     and temperature is sent. Otherwise the default temperature is 1, and a top_k or top_p of 0 is off. Raises
     RequestError for a value out of its range."""
-    temperature, top_k = number(tensors, "temperature"), integer(tensors, f"{prefix}top_k")
-    top_p, min_p = number(tensors, f"{prefix}top_p"), number(tensors, f"{prefix}min_p")
+    temperature, top_k = number(tensors, "temperature", 0), integer(tensors, f"{prefix}top_k", 0)
+    top_p, min_p = number(tensors, f"{prefix}top_p", 0, 1), number(tensors, f"{prefix}min_p", 0, 1)
     repetition_penalty = number(tensors, "repetition_penalty")
-    prompt_ignore_length, seed = integer(tensors, "prompt_ignore_length"), integer(tensors, "seed")
-    for name, value, most in (
-        ("top_k", top_k, None),
-        ("top_p", top_p, 1),
-        ("min_p", min_p, 1),
-        ("temperature", temperature, None),
-        ("prompt_ignore_length", prompt_ignore_length, None),
-        ("seed", seed, None),
-    ):
-        if value is not None and (value < 0 or (most is not None and value > most)):
-            raise RequestError(f"{name} is {_shown(value)}; it must be {'>= 0' if most is None else f'in 0 .. {most}'}")
     greedy = (
         top_k == 1
         or temperature == 0
@@ -156,24 +139,18 @@ def sampling_of(
         repetition_penalty=1.0 if repetition_penalty is None else repetition_penalty,
         presence_penalty=number(tensors, "presence_penalty") or 0.0,
         frequency_penalty=number(tensors, "frequency_penalty") or 0.0,
-        prompt_ignore_length=prompt_ignore_length or 0,
+        prompt_ignore_length=integer(tensors, "prompt_ignore_length", 0) or 0,
         bad_words=tuple(bad_words),
         embedding_bias=embedding_bias,
-        seed=seed or 0,
+        seed=integer(tensors, "seed", 0) or 0,
     )
 
 
 def generation_request(tensors: Tensors, request_id: str) -> GenerationRequest:
     """The generation request in the tensors of one row. Raises RequestError for invalid values."""
     prompt = token_ids(tensors, "input_ids")
-    length = integer(tensors, "input_lengths")
-    if length is not None:
-        if not 0 <= length <= len(prompt):
-            raise RequestError(f"input_lengths is {length}; input_ids holds {len(prompt)} tokens")
-        prompt = prompt[:length]
-    end_id = integer(tensors, "end_id")
-    if end_id is not None and end_id < -1:
-        raise RequestError(f"end_id is {end_id}; it must be a token, or -1 for none")
+    prompt = prompt[: integer(tensors, "input_lengths", 0, len(prompt))]
+    end_id = integer(tensors, "end_id", -1)  # -1: none
     bias = tensors.get("embedding_bias")
     num_resumed = integer(tensors, "num_resumed_tokens") or 0
     max_tokens, min_tokens = integer(tensors, "request_output_len") or 0, integer(tensors, "min_tokens") or 0
@@ -217,7 +194,8 @@ def _tree(tensors: Tensors) -> DraftTree:
         check_tree(tree)
     except ValueError as error:
         raise RequestError(str(error)) from error
-    if tree.probabilities is not None and not _are_probabilities(tree.probabilities, len(tree)):
+    values = tree.probabilities
+    if values is not None and not (len(values) == len(tree) and ((values >= 0) & (values <= 1)).all()):
         raise RequestError(f"draft_probabilities must be {len(tree)} numbers in 0 .. 1, one per draft token")
     return tree
 
@@ -243,10 +221,6 @@ def _lookahead_fault(text: str, setting: tuple[int | str, ...]) -> str:
     return text.removeprefix("Value error, ").replace("Input", name)
 
 
-def _are_probabilities(values: FloatArray, count: int) -> bool:
-    return len(values) == count and bool(((values >= 0) & (values <= 1)).all())
-
-
 def refuse_unsupported(
     tensors: Tensors,
     names: Sequence[str] = _UNSUPPORTED,
@@ -261,9 +235,4 @@ def refuse_unsupported(
     for name, value in fixed.items():
         sent = number(tensors, name)
         if sent is not None and sent != value:
-            raise RequestError(f"{name} is {_shown(sent)}; {by} supports {value} only")
-
-
-def _shown(value: float) -> str:
-    """A number with all digits of a whole one."""
-    return f"{value:.0f}" if value == int(value) and abs(value) < 1 << 64 else f"{value:g}"
+            raise RequestError(f"{name} is {sent:.10g}; {by} supports {value} only")

@@ -45,16 +45,19 @@ from pipeline.triton_models.token_output import TokenOutput
 
 @dataclass(slots=True)
 class Generation:
-    """State of one request. prediction: the client's guess at the output, if drafts use it. output_ids: the output so
-    far with its end token, up to the last token of a stop word. step_times: time of each step's tokens, in seconds of
-    time.perf_counter."""
+    """State of one request. started, step_times: arrival, and time of each step's tokens, in seconds of
+    time.perf_counter. prediction: the client's guess at the output, if drafts use it. outcome: a finish reason,
+    "cancelled" or "error", of an ended request. output_ids: the output so far with its end token, up to the last token
+    of a stop word."""
 
     request: TextRequest
     session: Session
     codec: TextCodec
     engine: EngineBinding
     slot: HeldSlot
+    started: float
     prediction: Supplied | None = None
+    outcome: str = "error"
     output_ids: list[int] = field(default_factory=list)
     step_times: list[float] = field(default_factory=list)
     num_calls: int = 0
@@ -86,11 +89,6 @@ class Generation:
     def num_output_tokens(self) -> int:
         """Output tokens without the end token, as TensorRT-LLM counts them."""
         return len(self.output_ids) - (self.session.finish_reason is FinishReason.END_TOKEN and not self._text.stopped)
-
-    @property
-    def num_accepted_prediction_tokens(self) -> int:
-        """Accepted tokens of the client's prediction."""
-        return 0 if self.prediction is None else self.prediction.num_accepted
 
     @property
     def statistics(self) -> GenerationStatistics:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.decoding.session import GenerationStatistics
-from pipeline.engine.contract import ReuseCounters
+if TYPE_CHECKING:  # the process of an engine has metrics of its own only
+    from pipeline.engine.contract import ReuseCounters
+    from pipeline.triton_models.generation import Generation
 
 _SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _BUCKETS = {
@@ -52,21 +53,6 @@ ENGINE_METRICS = {
 
 
 @dataclass(frozen=True, slots=True)
-class RequestMetrics:
-    """One ended request. outcome: a finish reason, "cancelled" or "error". started, step_times: arrival, and time of
-    each step's tokens, in seconds of time.perf_counter."""
-
-    strategy: str
-    outcome: str
-    started: float
-    step_times: Sequence[float]
-    statistics: GenerationStatistics
-    num_output_tokens: int
-    num_calls: int
-    num_calls_without_draft: int
-
-
-@dataclass(frozen=True, slots=True)
 class TrieMetrics:
     """The shared trie: nodes in use and bytes of memory. num_failures: failed calls to draft sources since the
     start."""
@@ -76,8 +62,8 @@ class TrieMetrics:
     num_failures: int
 
 
-# Called with the metrics of an ended request.
-OnEnd = Callable[[RequestMetrics, TrieMetrics], None]
+# Called with an ended request.
+OnEnd = Callable[["Generation", TrieMetrics], None]
 
 
 class Metrics:
@@ -94,12 +80,12 @@ class Metrics:
         self._requests: dict[tuple[str, str], Any] = {}
         self._recorded: Mapping[str, int] = {}
         self._closing = False
-        self._queue: queue.SimpleQueue[tuple[RequestMetrics | None, TrieMetrics] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Generation | None, TrieMetrics] | None] = queue.SimpleQueue()
         self._queue.put((None, trie))
         self._thread = threading.Thread(target=self._work, name="metrics", daemon=True)
         self._thread.start()
 
-    def record(self, request: RequestMetrics, trie: TrieMetrics) -> None:
+    def record(self, request: Generation, trie: TrieMetrics) -> None:
         """Queue an ended request for recording."""
         self._queue.put((request, trie))
 
@@ -125,11 +111,11 @@ class Metrics:
             _add_changes(self._metrics, self._recorded, now)
             self._recorded = now
 
-    def _record(self, request: RequestMetrics) -> None:
-        key, statistics, metrics = (request.strategy, request.outcome), request.statistics, self._metrics
+    def _record(self, request: Generation) -> None:
+        key, statistics, metrics = (request.engine.strategy, request.outcome), request.statistics, self._metrics
         lengths = statistics.acceptance_lengths
         if key not in self._requests:
-            labels = {"strategy": request.strategy, "outcome": request.outcome}
+            labels = {"strategy": request.engine.strategy, "outcome": request.outcome}
             self._requests[key] = self._families[_REQUESTS].Metric(labels=labels)
         self._requests[key].increment(1)
         metrics["steps_total"].increment(len(lengths))

@@ -15,7 +15,6 @@ from pipeline.errors import (
     FAULT,
     BusyError,
     EngineError,
-    RepositoryError,
     RequestError,
     UserError,
     meaning_of,
@@ -29,16 +28,9 @@ from pipeline.triton_models.tensors import Array, Tensors
 _LONGEST_ERROR = 500
 
 
-def parameter(config: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    """Value of a parameter in a parsed config.pbtxt. Raises RepositoryError if it is missing and has no default."""
-    try:
-        value: str = config["parameters"][name]["string_value"]
-    except KeyError:
-        if default is not None:
-            return default
-        raise RepositoryError(
-            f"The config of {config['name']} lacks the parameter {name}. Render it again with `lookahead repo`."
-        ) from None
+def parameter(config: Mapping[str, Any], name: str, default: str = "") -> str:
+    """Value of a parameter in a parsed config.pbtxt."""
+    value: str = config["parameters"].get(name, {"string_value": default})["string_value"]
     return value
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeline.engine.submission import StepEvent
-from pipeline.triton_models.metrics import OnEnd, RequestMetrics, TrieMetrics
+from pipeline.triton_models.metrics import OnEnd, TrieMetrics
 from pipeline.triton_models.spans import TRACEPARENT, Span, SpanContext, Tracer, sampled_context, span_of
 from pipeline.triton_models.tensors import Tensors, text, text_tensor
+
+if TYPE_CHECKING:  # engines have spans, and no requests of this kind
+    from pipeline.triton_models.generation import Generation
 
 
 def traced(tracer: Tracer | None, tensors: Tensors, on_end: OnEnd) -> tuple[Tensors, OnEnd]:
@@ -18,18 +22,18 @@ def traced(tracer: Tracer | None, tensors: Tensors, on_end: OnEnd) -> tuple[Tens
         return tensors, on_end
     context = parent.child()
 
-    def record(metrics: RequestMetrics, trie: TrieMetrics) -> None:
+    def record(request: Generation, trie: TrieMetrics) -> None:
         attributes: dict[str, str | int] = {
-            "lookahead.strategy": metrics.strategy,
-            "lookahead.outcome": metrics.outcome,
-            "lookahead.steps": len(metrics.statistics.acceptance_lengths),
-            "lookahead.engine_calls": metrics.num_calls,
-            "lookahead.tokens": metrics.num_output_tokens,
-            "lookahead.draft_tokens": metrics.statistics.num_draft_tokens,
-            "lookahead.accepted_tokens": metrics.statistics.num_accepted_tokens,
+            "lookahead.strategy": request.engine.strategy,
+            "lookahead.outcome": request.outcome,
+            "lookahead.steps": len(request.statistics.acceptance_lengths),
+            "lookahead.engine_calls": request.num_calls,
+            "lookahead.tokens": request.num_output_tokens,
+            "lookahead.draft_tokens": request.statistics.num_draft_tokens,
+            "lookahead.accepted_tokens": request.statistics.num_accepted_tokens,
         }
-        tracer.record(span_of("lookahead_bls", context, parent, metrics.started, attributes))
-        on_end(metrics, trie)
+        tracer.record(span_of("lookahead_bls", context, parent, request.started, attributes))
+        on_end(request, trie)
 
     return {**tensors, TRACEPARENT: text_tensor(context.traceparent)}, record
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.errors import RequestError
 from pipeline.triton_models.tensors import Array, Tensors, flag, int_tensor, integer
 
 NUM_SEQUENCES = "num_return_sequences"
@@ -29,10 +28,7 @@ class TextResponse:
 
 def num_sequences(tensors: Tensors) -> int:
     """Number of outputs that a request asks for, 1 by default. Raises RequestError unless in 1 .. `MAX_SEQUENCES`."""
-    count = integer(tensors, NUM_SEQUENCES)
-    if count is not None and not 1 <= count <= MAX_SEQUENCES:
-        raise RequestError(f"{NUM_SEQUENCES} is {count}; it must be in 1 .. {MAX_SEQUENCES}")
-    return 1 if count is None else count
+    return integer(tensors, NUM_SEQUENCES, 1, MAX_SEQUENCES) or 1
 
 
 def sequence_of(tensors: Tensors, index: int) -> Tensors:

@@ -52,18 +52,32 @@ def scalar(tensors: Tensors, name: str) -> Any:
     return value.reshape(-1)[0].item() if value.dtype != np.object_ else value.reshape(-1)[0]
 
 
-def number(tensors: Tensors, name: str) -> float | None:
-    """The value of a number; None if it was not sent. Raises RequestError if it is not finite in 32 bits."""
+def number(tensors: Tensors, name: str, least: float | None = None, most: float | None = None) -> float | None:
+    """The value of a number; None if it was not sent. Raises RequestError if it is not finite in 32 bits, or not in
+    least .. most."""
     value = scalar(tensors, name)
-    if value is not None and not is_finite(value):
+    if value is None:
+        return None
+    if not is_finite(value):
         raise RequestError(f"{name} is {value}; it must be a finite number of 32 bits")
-    return None if value is None else float(value)
+    _require_between(name, value, least, most)
+    return float(value)
 
 
-def integer(tensors: Tensors, name: str) -> int | None:
-    """The value of an integer; None if it was not sent."""
+def integer(tensors: Tensors, name: str, least: int | None = None, most: int | None = None) -> int | None:
+    """The value of an integer; None if it was not sent. Raises RequestError if it is not in least .. most."""
     value = scalar(tensors, name)
-    return None if value is None else int(value)
+    if value is None:
+        return None
+    _require_between(name, value, least, most)
+    return int(value)
+
+
+def _require_between(name: str, value: float, least: float | None, most: float | None) -> None:
+    if (least is not None and value < least) or (most is not None and value > most):
+        found = f"{value:g}" if isinstance(value, float) else value
+        right = f"at least {least}" if most is None else f"in {least} .. {most}"
+        raise RequestError(f"{name} is {found}; it must be {right}")
 
 
 def flag(tensors: Tensors, name: str) -> bool:

@@ -86,14 +86,9 @@ def text_request(
     refuse_unsupported(tensors, _UNSUPPORTED, _FIXED, "lookahead_bls")
     strategy = text(tensors, "strategy") or default_strategy
     check_strategy(strategy)
-    max_tokens = integer(tensors, "max_tokens")
+    max_tokens = integer(tensors, "max_tokens", 1)
     if max_tokens is None:
         raise RequestError("max_tokens is missing; send the maximum number of output tokens, at least 1")
-    if max_tokens < 1:
-        raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1")
-    min_tokens = integer(tensors, "min_tokens") or 0
-    if not 0 <= min_tokens <= max_tokens:
-        raise RequestError(f"min_tokens is {min_tokens}; it must be in 0 .. {max_tokens} (max_tokens)")
     words, bad_words, stop_words = (_words(tensors, n) for n in ("embedding_bias_words", "bad_words", "stop_words"))
     stop_tokens = codec.encode_words(stop_words)
     prompt_ids, prompt = _prompt(codec, tensors, longest_prompt)
@@ -107,15 +102,12 @@ def text_request(
     guide = guide_of(tensors)
     # A grammar needs an end token, even if the client sets none.
     end_ids = _end_ids(codec, tensors) or (codec.end_ids if guide else frozenset())
-    max_draft_tokens = integer(tensors, "num_draft_tokens")
-    if max_draft_tokens is not None and max_draft_tokens < 0:
-        raise RequestError(f"num_draft_tokens is {max_draft_tokens}; it must be at least 0")
     return TextRequest(
         generation=GenerationRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,
             max_new_tokens=max_tokens,
-            min_new_tokens=min_tokens,
+            min_new_tokens=integer(tensors, "min_tokens", 0, max_tokens) or 0,
             end_ids=end_ids,
             stop_sequences=codec.special_words(stop_tokens),
             sampling=sampling_of(
@@ -137,7 +129,7 @@ def text_request(
         tokens_only="input_ids" in tensors,
         echo="" if stream or excluded else prompt,
         lookahead=lookahead_config(tensors),
-        max_draft_tokens=max_draft_tokens,
+        max_draft_tokens=integer(tensors, "num_draft_tokens", 0),
         return_statistics=flag(tensors, "return_statistics"),
         return_perf_metrics=flag(tensors, "return_perf_metrics"),
         return_num_input_tokens=flag(tensors, "return_num_input_tokens"),
@@ -269,9 +261,7 @@ def _num_resumed_tokens(tensors: Tensors, num_tokens: int, max_tokens: int) -> i
 
 
 def _end_ids(codec: TextCodec, tensors: Tensors) -> frozenset[int]:
-    end_id = integer(tensors, "end_id")
+    end_id = integer(tensors, "end_id", -1, codec.vocab_size - 1)
     if end_id is None:
         return codec.end_ids
-    if not -1 <= end_id < codec.vocab_size:
-        raise RequestError(f"end_id is {end_id}; it must be in -1 (none) .. {codec.vocab_size - 1}")
-    return frozenset() if end_id < 0 else frozenset({end_id})
+    return frozenset() if end_id < 0 else frozenset({end_id})  # -1: none

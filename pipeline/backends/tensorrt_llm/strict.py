@@ -64,7 +64,7 @@ def strict_profile(resolved: ResolvedConfig) -> ResolvedConfig:
     return resolved.with_settings("drafting", planner="fixed", sources=sources)
 
 
-def strict_call(tensors: Tensors, request_id: str, engine: StrictEngine, exclude_input: bool = False) -> EngineCall:
+def strict_call(tensors: Tensors, request_id: str, engine: StrictEngine) -> EngineCall:
     """Convert the tensors of one row to a call of the engine. Raises RequestError if TensorRT-LLM would refuse them."""
     require_one_row(tensors)
     for tensor in TENSORRT_LLM_INPUTS:
@@ -95,7 +95,7 @@ def strict_call(tensors: Tensors, request_id: str, engine: StrictEngine, exclude
         max_steps=1 if len(tree) else None,
         reuse=engine.kv_cache_reuse,
     )
-    return call_of(tensors, submission, exclude_input, strict=True)
+    return call_of(tensors, submission, strict=True)
 
 
 def require_outputs(names: Collection[str]) -> None:

@@ -177,7 +177,7 @@ def test_folder_names_with_quotes_and_colons_survive_the_text_form(tmp_path):
     resolved = torch_config("tiny-random-llama", "latency")
     artifact = fake_artifact(tmp_path / 'odd "name": {x}\n', resolved)
 
-    config = model_config.parse(model_config.to_text(model_config.python_target(resolved, artifact)), "here")
+    config = text_format.Parse(model_config.to_text(model_config.python_target(resolved, artifact)), pb.ModelConfig())
 
     assert config.parameters["gpt_model_path"].string_value == str(artifact.engine_dir)
 

@@ -12,7 +12,8 @@ import pytest
 from pipeline.decoding.trie import Trie
 from pipeline.errors import BusyError
 from pipeline.triton_models.bls import Bls
-from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
+from pipeline.triton_models.generation import Generation
+from pipeline.triton_models.metrics import TrieMetrics
 from pipeline.triton_models.sequences import TextResponse
 from pipeline.triton_models.text_codec import TextCodec
 from tests.fakes import make_request, plain_decode
@@ -218,7 +219,7 @@ def test_the_input_is_echoed_only_if_asked_for():
 def test_a_client_that_leaves_frees_everything():
     target = TableTarget()
     bls = make_bls(target)
-    ended: list[RequestMetrics] = []
+    ended: list[Generation] = []
 
     async def leave(in_call: bool) -> None:
         answers = bls.answer(text_tensors("ccddccddcc", 40, strategy="none", stream=True), lambda r, t: ended.append(r))
@@ -275,7 +276,7 @@ def test_the_first_call_of_a_stream_ends_with_the_first_token():
 
 
 def test_metrics_of_a_request_add_up(monkeypatch):
-    seen: list[tuple[RequestMetrics, TrieMetrics]] = []
+    seen: list[tuple[Generation, TrieMetrics]] = []
     bls = make_bls()
     # A request must not count the tokens of the whole trie.
     monkeypatch.setattr(Trie, "statistics", property(lambda trie: pytest.fail("statistics of the trie")))
@@ -283,7 +284,7 @@ def test_metrics_of_a_request_add_up(monkeypatch):
     run_in(bls, text_tensors("bcd", 20, strategy="trie"), on_end=lambda request, trie: seen.append((request, trie)))
 
     (request, trie), expected = seen[0], expected_ids("bcd", 20)
-    assert request.strategy == "trie"
+    assert request.engine.strategy == "trie"
     assert sum(request.statistics.acceptance_lengths) == len(expected)
     assert len(request.step_times) <= len(request.statistics.acceptance_lengths)
     assert request.num_calls >= request.num_calls_without_draft

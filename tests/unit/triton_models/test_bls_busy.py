@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import BusyError
-from pipeline.triton_models.metrics import RequestMetrics
+from pipeline.triton_models.generation import Generation
 from tests.patience import PATIENCE_S
 from tests.unit.triton_models.fakes import TableTarget, text_tensors
 from tests.unit.triton_models.test_bls import answers_of, expected_ids, letters, make_bls, run, run_in, text_of
@@ -60,7 +60,7 @@ def test_a_client_may_leave_while_the_engine_is_busy():
     target = BusyTarget()
     target.refused = range(1, 1000)
     bls = make_bls(target)
-    ended: list[RequestMetrics] = []
+    ended: list[Generation] = []
 
     async def leave() -> None:
         asked = text_tensors("ccddccddcc", 40, strategy="none", stream=True)

@@ -191,15 +191,6 @@ def test_the_prompt_is_left_out_if_asked_for():
     assert answer["finish_reason"].tolist() == [[b"step"]]
 
 
-def test_what_the_request_does_not_say_of_the_prompt_the_model_does():
-    settings = ((None, True, True), (None, False, False), ([[False]], True, False), ([[True]], False, True))
-    for sent, default, excluded in settings:
-        call = engine_call(tensors(exclude_input_in_output=sent), "r", exclude_input=default)
-        answer = call.response(event(10, done=True))
-        assert answer is not None
-        assert answer["output_ids"].tolist() == [[[10] if excluded else [5, 6, 7, 10]]]
-
-
 def test_the_end_token_of_a_grammar_is_left_out_too():
     call = engine_call(tensors(exclude_input_in_output=[[True]]), "r")
 

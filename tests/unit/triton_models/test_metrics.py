@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.engine.contract import ReuseCounters
-from pipeline.triton_models.metrics import EngineMetrics, Metrics, RequestMetrics, TrieMetrics
+from pipeline.triton_models.metrics import EngineMetrics, Metrics, TrieMetrics
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for
 
@@ -44,9 +44,10 @@ class Pb:
 EMPTY = TrieMetrics(0, 0, 0)
 
 
-def request() -> RequestMetrics:
-    return RequestMetrics(
-        strategy="trie",
+def request() -> Any:
+    """An ended request."""
+    return SimpleNamespace(
+        engine=SimpleNamespace(strategy="trie"),
         outcome="length",
         started=0.0,
         step_times=[0.1, 0.2, 0.4],

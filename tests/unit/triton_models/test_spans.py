@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from socketserver import BaseRequestHandler, TCPServer
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.engine.submission import StepEvent
 from pipeline.triton_models import spans
-from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
+from pipeline.triton_models.metrics import TrieMetrics
 from pipeline.triton_models.request_spans import pass_spans, traced
 from pipeline.triton_models.spans import (
     TRACEPARENT,
@@ -34,7 +35,14 @@ from tests.servers import wait_for
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = f"00-{TRACE}-{SPAN}-01"
 STATISTICS = GenerationStatistics(num_draft_tokens=9, num_accepted_tokens=3, acceptance_lengths=[3, 2])
-METRICS = RequestMetrics("trie", "length", 0.0, [0.5, 1.0], STATISTICS, 5, 2, 0)
+REQUEST: Any = SimpleNamespace(
+    engine=SimpleNamespace(strategy="trie"),
+    outcome="length",
+    started=0.0,
+    statistics=STATISTICS,
+    num_output_tokens=5,
+    num_calls=2,
+)
 TRIE = TrieMetrics(0, 0, 0)
 
 
@@ -141,10 +149,10 @@ def test_a_request_is_the_parent_of_what_it_calls(tracer: Tracer) -> None:
     ended: list[object] = []
     tensors, on_end = traced(tracer, tensor(SAMPLED), lambda *figures: ended.append(figures))
     passes = pass_spans(tensors)
-    on_end(METRICS, TRIE)
+    on_end(REQUEST, TRIE)
     (request,) = sent_spans(tracer)
 
-    assert ended == [(METRICS, TRIE)]
+    assert ended == [(REQUEST, TRIE)]
     assert (request["traceId"], request["parentSpanId"]) == (TRACE, SPAN)
     assert passes is not None
     assert passes.parent == SpanContext(TRACE, request["spanId"])
@@ -162,7 +170,7 @@ def test_a_request_is_the_parent_of_what_it_calls(tracer: Tracer) -> None:
 
 @pytest.mark.parametrize("tensors", [{}, tensor("x"), tensor(f"00-{TRACE}-{SPAN}-00")])
 def test_a_request_outside_of_a_sampled_trace_stays_as_it_is(tracer: Tracer, tensors: dict[str, Any]) -> None:
-    def on_end(metrics: RequestMetrics, trie: TrieMetrics) -> None: ...
+    def on_end(request: Any, trie: TrieMetrics) -> None: ...
 
     assert traced(tracer, tensors, on_end) == (tensors, on_end)
     assert pass_spans(tensors) is None

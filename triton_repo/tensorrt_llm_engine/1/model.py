@@ -58,7 +58,6 @@ class TritonPythonModel:
         drafting = resolved.profile.drafting
         self._strategy = drafting.strategy
         self._budget = DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len)
-        self._exclude_input = parameter(config, "exclude_input_in_output") == "true"
         mode = parameter(config, "strict_tensorrt_llm", default="no")
         if mode != "no":
             artifact = replace(artifact, resolved=strict_profile(resolved))
@@ -134,8 +133,8 @@ class TritonPythonModel:
 
     def _call(self, row: Tensors, sequence: int, row_id: str) -> EngineCall:
         if self._strict is not None:
-            return strict_call(row, row_id, self._strict, self._exclude_input)
-        call = engine_call(sequence_of(row, sequence), row_id, self._strategy, self._budget, self._exclude_input)
+            return strict_call(row, row_id, self._strict)
+        call = engine_call(sequence_of(row, sequence), row_id, self._strategy, self._budget)
         if self._tracer is not None:
             call.spans = pass_spans(row)
         return call
