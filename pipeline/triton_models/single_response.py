@@ -16,7 +16,7 @@ from pipeline.engine.traits import REQUIRED_OUTPUTS
 from pipeline.errors import RequestError
 from pipeline.repository.names import FRONT_MODEL, TARGET_MODEL
 from pipeline.triton_models.sequences import NUM_SEQUENCES, num_sequences
-from pipeline.triton_models.tensors import Array, Tensors, flag
+from pipeline.triton_models.tensors import Array, Tensors, flag, require_one_row
 
 # Inputs of the request that stops an engine's request with the same id. Triton needs the required inputs in it.
 _ONE = np.ones((1, 1), np.int32)
@@ -54,11 +54,7 @@ def forwarded(tensors: Tensors, model: WorkingModel) -> Tensors:
     A client that asks for a stream gets the output without the prompt, as in a stream. Any other client gets the prompt
     as well, unless it excludes it, as with TensorRT-LLM's models. Raises RequestError for several rows or several
     outputs, which need a response each."""
-    num_rows = max((len(value) for value in tensors.values() if value.ndim), default=1)
-    if num_rows > 1:
-        raise RequestError(
-            f"the request has {num_rows} rows, and this model sends one response; send each row as a request of its own"
-        )
+    require_one_row(tensors)
     if num_sequences(tensors) > 1:
         raise RequestError(
             f"{NUM_SEQUENCES} is {num_sequences(tensors)}, and this model sends one response; send the request to "

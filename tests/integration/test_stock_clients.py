@@ -225,7 +225,7 @@ def test_a_stream_that_is_asked_of_a_model_that_answers_once_is_one_piece(stock)
 
 def test_what_needs_several_responses_is_refused_and_the_next_request_works(stock):
     asked = preprocessed(stock)
-    with pytest.raises(InferenceServerException, match="2 rows, and this model sends one response"):
+    with pytest.raises(InferenceServerException, match="holds a batch of 2 requests"):
         stock.infer("tensorrt_llm", {name: np.concatenate([value, value]) for name, value in asked.items()})
     with pytest.raises(InferenceServerException, match="decoupled"):
         stock.infer("lookahead_bls", {"text_input": words(PROMPT), "max_tokens": one(4)})

@@ -43,5 +43,5 @@ def test_one_response_holds_the_prompt_unless_it_is_excluded_or_streamed(
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_several_rows_are_refused(model: WorkingModel) -> None:
-    with pytest.raises(RequestError, match="2 rows, and this model sends one response; send each row as a"):
+    with pytest.raises(RequestError, match="seed holds a batch of 2 requests; send each as a request of its own"):
         forwarded({"seed": np.ones((2, 1))}, model)
