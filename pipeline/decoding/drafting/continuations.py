@@ -37,9 +37,7 @@ class ContinuationTable(NamedTuple):
 
 
 def empty_table(orders: int, capacity: int, k: int) -> ContinuationTable:
-    """An empty table. capacity: rows per order. Raises ValueError unless it is a power of two."""
-    if orders and (capacity < 1 or capacity & (capacity - 1)):
-        raise ValueError(f"the capacity of a continuation table is {capacity}; it must be a power of two")
+    """An empty table. capacity: rows per order, a power of two."""
     return ContinuationTable(
         np.zeros((orders, capacity), np.uint64),
         np.full((orders, capacity, k), -1, np.int32),

@@ -77,7 +77,7 @@ def grow(
     request. max_nodes, max_depth, least_probability: see `DraftBudget`."""
     nodes, table, mix = Nodes(*node_arrays), ContinuationTable(*table_arrays), Mix(*mix_arrays)
     first_rows, recent, noise = FirstRows(*first_arrays), RecentRows(*recent_arrays), NoiseKey(*noise_parts)
-    each, end_of_proposals = nodes.each, nodes.size[0]
+    records, end_of_proposals = nodes.records, nodes.size[0]
     orders, _, width = table.ids.shape
     last = np.empty(orders, np.int32)
     taken = np.empty(max_nodes, np.int32)
@@ -88,9 +88,9 @@ def grow(
     heap.clear()
     current = next_fixed = num_taken = num_fixed = 0
     while True:
-        may_go_on = each[current].depth < max_depth
-        if may_go_on or each[current].fixed:
-            known = last_tokens(each.token, each.parent, current, 0, context, last)
+        may_go_on = records[current].depth < max_depth
+        if may_go_on or records[current].fixed:
+            known = last_tokens(records.token, records.parent, current, 0, context, last)
             num_orders = _name_continuations(nodes, current, table, table_key, first_rows, table_channel, last[:known])
             siblings = children[: children_of(nodes, current, children)]
             if len(siblings):
@@ -99,10 +99,10 @@ def grow(
                     _find_noise(nodes, siblings, noise, len(context))
                 _rate_siblings(nodes, siblings, num_orders, mix, rows)
             for child in siblings:
-                if may_go_on and not each[child].fixed:
-                    heappush(heap, (-each[child].path_probability, int64(child)))
+                if may_go_on and not records[child].fixed:
+                    heappush(heap, (-records[child].path_probability, int64(child)))
         next_fixed += 1
-        while next_fixed < end_of_proposals and not each[next_fixed].fixed:
+        while next_fixed < end_of_proposals and not records[next_fixed].fixed:
             next_fixed += 1
         if next_fixed < end_of_proposals:
             current = next_fixed
@@ -111,7 +111,7 @@ def grow(
             current = heappop(heap)[1]
         else:
             break
-        each[current].rank = num_taken
+        records[current].rank = num_taken
         taken[num_taken] = current
         num_taken += 1
         if num_taken == max_nodes:
@@ -158,12 +158,12 @@ def _rate_by_recent(nodes: Nodes, siblings: IntArray, recent: RecentRows, channe
     """For each sibling, set its highest probability in the recent rows for its depth. channel: of the row that chose
     the root; channel + 1 is that of the rows after rejected nodes."""
     for row in range(len(recent.depths)):
-        if recent.depths[row] not in (EVERY, int64(nodes.each[siblings[0]].depth)):
+        if recent.depths[row] not in (EVERY, int64(nodes.records[siblings[0]].depth)):
             continue
         row_channel = channel + int64(recent.depths[row] != EVERY)
         for child in siblings:
             for rank in range(recent.ids.shape[1]):
-                if recent.ids[row, rank] == nodes.each[child].token:
+                if recent.ids[row, rank] == nodes.records[child].token:
                     nodes.channel_probs[child, row_channel] = max(
                         nodes.channel_probs[child, row_channel], recent.probs[row, rank]
                     )
@@ -173,7 +173,7 @@ def _rate_by_recent(nodes: Nodes, siblings: IntArray, recent: RecentRows, channe
 def _find_noise(nodes: Nodes, siblings: IntArray, key: NoiseKey, context_len: int) -> None:
     """Set the noise of siblings. context_len: position of the root's children."""
     for child in siblings:
-        node = nodes.each[child]
+        node = nodes.records[child]
         nodes.noise[child] = token_noise(key, context_len + node.depth - 1, node.token)
 
 
@@ -189,34 +189,34 @@ def _rate_siblings(nodes: Nodes, siblings: IntArray, num_orders: int, mix: Mix, 
             if has_data and nodes.channel_probs[child, channel] == 0:
                 nodes.channel_probs[child, channel] = OTHERS
     mix_logits(mix, num_orders, siblings, nodes.channel_probs, nodes.noise, rows)
-    each, mass = nodes.each, 0.0
+    records, mass = nodes.records, 0.0
     for index, child in enumerate(siblings):
-        each[child].num_orders = num_orders
-        each[child].path_probability = probability_of(rows[-1, index])
-        if each[child].path_probability > LEAST_COUNTED:
-            mass += each[child].path_probability
-    scale = each[each[siblings[0]].parent].path_probability / max(mass, 1.0)
+        records[child].num_orders = num_orders
+        records[child].path_probability = probability_of(rows[-1, index])
+        if records[child].path_probability > LEAST_COUNTED:
+            mass += records[child].path_probability
+    scale = records[records[siblings[0]].parent].path_probability / max(mass, 1.0)
     for child in siblings:
-        each[child].path_probability *= scale
+        records[child].path_probability *= scale
 
 
 @inlined
 def _grown(nodes: Nodes, taken: IntArray, num_fixed: int, calibration: Calibration, channel_sources: IntArray) -> Plain:
     """The fields of the tree of the nodes that were taken, in this order."""
-    each = nodes.each
-    parents, estimates = each.rank[each.parent[taken]], each.path_probability[taken]
+    records = nodes.records
+    parents, estimates = records.rank[records.parent[taken]], records.path_probability[taken]
     channels = np.empty(len(taken), np.int32)
     for index in range(len(taken)):
         channels[index] = np.argmax(nodes.channel_probs[taken[index], : len(channel_sources)])
     return (
-        each.token[taken],
+        records.token[taken],
         parents,
         estimates,
         corrected(calibration, estimates, channels, parents),
         channels,
         channel_sources[channels],
         nodes.channel_probs[taken],
-        each.num_orders[taken],
+        records.num_orders[taken],
         nodes.noise[taken],
         num_fixed,
     )

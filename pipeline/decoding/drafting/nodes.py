@@ -27,11 +27,11 @@ class Nodes(NamedTuple):
     """Nodes under growth. Node 0 is the root. The others are those of the proposals and every candidate that a table
     listed.
 
-    each: [room] records, see `NODE`. channel_probs: [room, channels], noise: [room] see `growth.Grown`. size: [1]
+    records: [room] see `NODE`. channel_probs: [room, channels], noise: [room] see `growth.Grown`. size: [1]
     number of nodes.
     """
 
-    each: Any
+    records: Any
     channel_probs: FloatArray
     noise: FloatArray
     size: IntArray
@@ -39,10 +39,10 @@ class Nodes(NamedTuple):
 
 def new_nodes(room: int, num_channels: int) -> Nodes:
     """Memory for `room` nodes, with the root."""
-    each = np.empty(room, NODE)
-    each[0] = _ROOT
+    memory = np.empty(room, NODE)
+    memory[0] = _ROOT
     return Nodes(
-        records(each),
+        records(memory),
         np.empty((room, num_channels), np.float32),
         np.empty(room, np.float32),
         np.ones(1, np.int32),
@@ -52,17 +52,16 @@ def new_nodes(room: int, num_channels: int) -> Nodes:
 @subkernel
 def child_of(nodes: Nodes, above: int, token: int) -> int:
     """The child of node `above` with a token, added if there is none."""
-    each = nodes.each
-    child: int = each[above].first_child
-    while child >= 0 and each[child].token != token:
-        child = each[child].next_sibling
+    child: int = nodes.records[above].first_child
+    while child >= 0 and nodes.records[child].token != token:
+        child = nodes.records[child].next_sibling
     if child < 0:
         child = nodes.size[0]
         nodes.size[0] += 1
-        node = each[child]
-        node.token, node.parent, node.depth = token, above, each[above].depth + 1
-        node.next_sibling, node.first_child, node.fixed = each[above].first_child, -1, 0
-        each[above].first_child = child
+        node = nodes.records[child]
+        node.token, node.parent, node.depth = token, above, nodes.records[above].depth + 1
+        node.next_sibling, node.first_child, node.fixed = nodes.records[above].first_child, -1, 0
+        nodes.records[above].first_child = child
         nodes.noise[child] = 0.0
         for channel in range(nodes.channel_probs.shape[1]):
             nodes.channel_probs[child, channel] = 0.0
@@ -73,9 +72,9 @@ def child_of(nodes: Nodes, above: int, token: int) -> int:
 def children_of(nodes: Nodes, above: int, children: IntArray) -> int:
     """Write the children of a node into `children`. Returns their number."""
     num = 0
-    child = nodes.each[above].first_child
+    child = nodes.records[above].first_child
     while child >= 0:
         children[num] = child
         num += 1
-        child = nodes.each[child].next_sibling
+        child = nodes.records[child].next_sibling
     return num

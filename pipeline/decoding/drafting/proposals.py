@@ -78,6 +78,6 @@ def _merge(
         child = child_of(nodes, merged[above] if above >= 0 else 0, token_ids[node])
         nodes.channel_probs[child, channel] = max(nodes.channel_probs[child, channel], conditional)
         if node < num_fixed:
-            nodes.each[child].fixed = 1
+            nodes.records[child].fixed = 1
         merged[node] = child
     return -1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -22,24 +21,16 @@ class CostPoint:
     context_len: int
     seconds: float
 
-    def __post_init__(self) -> None:
-        if self.num_tokens < 1 or self.batch_size < 1 or self.context_len < 0 or not 0 < self.seconds < inf:
-            raise ValueError(f"{self} is no measurement: counts must be positive and the time above 0")
-
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Times of passes by number of tokens, measured at some batch sizes and context lengths.
+    """Times of passes by number of tokens, measured at some batch sizes and context lengths. points: at least one.
 
     The time is linear between two measured points and constant below the first. Beyond the last point it grows with the
     slope of the last two points, and at least in proportion, so that larger passes are not underestimated.
     """
 
     points: tuple[CostPoint, ...]
-
-    def __post_init__(self) -> None:
-        if not self.points:
-            raise ValueError("a cost curve needs at least one measured point")
 
     def seconds_up_to(self, num_tokens: int, batch_size: int, context_len: int) -> Times:
         """[num_tokens + 1] times in seconds of passes of 0, 1, ... num_tokens tokens, never decreasing.

@@ -92,11 +92,6 @@ def test_every_node_of_a_step_is_kept_and_the_accepted_ones_win() -> None:
     assert found(table, [4], 1) == [6]
 
 
-def test_the_capacity_must_be_a_power_of_two() -> None:
-    with pytest.raises(ValueError, match="power of two"):
-        empty_table(1, 48, 2)
-
-
 @settings(deadline=None)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=5),

@@ -27,11 +27,11 @@ def test_equal_paths_are_one_node_and_conditional_probabilities_are_ratios_of_pa
     first = tree_from_lists([1, 2, 3, 4], [-1, 0, 1, -1], [0.5, 0.25, 0.2, 0.125])
     second = DraftTree(np.asarray([4, 1, 8], np.int32), np.asarray([-1, 0, 1], np.int32), num_fixed=1)
     nodes = merged(first, second)
-    each = nodes.each[1 : nodes.size[0]]
-    assert each["token"].tolist() == [1, 2, 3, 4, 1, 8]
-    assert each["parent"].tolist() == [0, 1, 2, 0, 4, 5]
-    assert each["depth"].tolist() == [1, 2, 3, 1, 2, 3]
-    assert each["fixed"].tolist() == [0, 0, 0, 1, 0, 0]
+    records = nodes.records[1 : nodes.size[0]]
+    assert records["token"].tolist() == [1, 2, 3, 4, 1, 8]
+    assert records["parent"].tolist() == [0, 1, 2, 0, 4, 5]
+    assert records["depth"].tolist() == [1, 2, 3, 1, 2, 3]
+    assert records["fixed"].tolist() == [0, 0, 0, 1, 0, 0]
     probs = nodes.channel_probs[1 : nodes.size[0]]
     assert probs[:, 0].tolist() == pytest.approx([0.5, 0.5, 0.8, 0.125, 0, 0])
     assert probs[:, 1].tolist() == pytest.approx([0, 0, 0, *[UNKNOWN_PROBABILITY] * 3])

@@ -45,15 +45,6 @@ def test_the_nearest_batch_size_counts() -> None:
     assert curve.seconds_up_to(4, 7, 0)[-1] == pytest.approx(0.3)
 
 
-def test_what_is_no_measurement_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        cost_curve([])
-    with pytest.raises(ValueError, match="no measurement"):
-        cost_curve([(1, 1, 0, 0.0)])
-    with pytest.raises(ValueError, match="no measurement"):
-        cost_curve([(1, 1, 0, float("inf"))])
-
-
 @settings(deadline=None)
 @given(rows, st.integers(1, 100), st.integers(1, 9), st.integers(0, 2000))
 def test_a_larger_pass_never_costs_less(
