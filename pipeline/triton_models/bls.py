@@ -33,7 +33,7 @@ from pipeline.triton_models.engine_binding import EngineBinding
 from pipeline.triton_models.fair_slots import FairSlots, HeldSlot
 from pipeline.triton_models.generation import Generation
 from pipeline.triton_models.learned_state_store import LearnedStateStore
-from pipeline.triton_models.metrics import OnEnd, TrieMetrics
+from pipeline.triton_models.metrics import OnEnd
 from pipeline.triton_models.partial_output import PartialOutput, output_of
 from pipeline.triton_models.routing import offered_strategies, route_of
 from pipeline.triton_models.sequences import TextResponse
@@ -92,7 +92,7 @@ class Bls:
         self._readers = ThreadPoolExecutor(1, "tokenizer")
 
     async def answer(
-        self, tensors: Tensors, on_end: OnEnd = lambda generation, trie: None
+        self, tensors: Tensors, on_end: OnEnd = lambda generation: None
     ) -> AsyncGenerator[TextResponse, None]:
         """Yield the responses to one request. Closing the generator early cancels the request. on_end: receives the
         ended request. Raises RequestError for an invalid request, BusyError if the queue is full."""
@@ -117,14 +117,16 @@ class Bls:
                 generation.outcome = "cancelled"
                 raise
             finally:
-                on_end(generation, self.trie_metrics())
+                on_end(generation)
 
-    def trie_metrics(self) -> TrieMetrics:
-        """Size of the shared trie, which is zero without one, and failures of the draft sources."""
-        failures = sum(self._drafter.failures.values())
-        if self._trie is None:
-            return TrieMetrics(0, 0, failures)
-        return TrieMetrics(self._trie.num_nodes, self._trie.arrays.num_bytes, failures)
+    def gauges(self) -> dict[str, int]:
+        """The gauges of `BLS_METRICS`: size of the shared trie, which is zero without one, and failures of the draft
+        sources."""
+        return {
+            "trie_nodes": 0 if self._trie is None else self._trie.num_nodes,
+            "trie_bytes": 0 if self._trie is None else self._trie.arrays.num_bytes,
+            "draft_source_failures": sum(self._drafter.failures.values()),
+        }
 
     def learned_state(self, artifact_dir: Path, cache_dir: Path, instance: str) -> LearnedStateStore:
         """Load the stored state of the draft sources. Returns the object that saves it again. instance: name of this

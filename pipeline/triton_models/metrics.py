@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -52,25 +51,15 @@ ENGINE_METRICS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TrieMetrics:
-    """The shared trie: nodes in use and bytes of memory. num_failures: failed calls to draft sources since the
-    start."""
-
-    num_nodes: int
-    num_bytes: int
-    num_failures: int
-
-
 # Called with an ended request.
-OnEnd = Callable[["Generation", TrieMetrics], None]
+OnEnd = Callable[["Generation"], None]
 
 
 class Metrics:
-    """The metrics of the BLS model. pb_utils: Triton's module. trie: metrics at the start, which include learned state
-    that was loaded."""
+    """The metrics of the BLS model. pb_utils: Triton's module. gauges: returns the values of the gauges by name; called
+    at the start, and after each request."""
 
-    def __init__(self, pb_utils: Any, trie: TrieMetrics) -> None:
+    def __init__(self, pb_utils: Any, gauges: Callable[[], Mapping[str, int]]) -> None:
         self._families = _families(pb_utils, BLS_METRICS)
         self._metrics = {
             name: family.Metric(**({"buckets": list(_BUCKETS[name])} if name in _BUCKETS else {}))
@@ -78,16 +67,16 @@ class Metrics:
             if name != _REQUESTS
         }
         self._requests: dict[tuple[str, str], Any] = {}
+        self._gauges = gauges
         self._recorded: Mapping[str, int] = {}
         self._closing = False
-        self._queue: queue.SimpleQueue[tuple[Generation | None, TrieMetrics] | None] = queue.SimpleQueue()
-        self._queue.put((None, trie))
+        self._queue: queue.SimpleQueue[Generation | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="metrics", daemon=True)
         self._thread.start()
 
-    def record(self, request: Generation, trie: TrieMetrics) -> None:
+    def record(self, request: Generation) -> None:
         """Queue an ended request for recording."""
-        self._queue.put((request, trie))
+        self._queue.put(request)
 
     def close(self) -> None:
         """Stop the thread. Drops queued entries: metrics of an unloaded model are not read, and thousands of
@@ -98,18 +87,16 @@ class Metrics:
         vars(self).clear()  # Triton's process crashes if a metric still exists when the interpreter ends
 
     def _work(self) -> None:
-        while (item := self._queue.get()) is not None and not self._closing:
-            request, trie = item
-            if request is not None:
-                self._record(request)
-            # The processes of the model share the gauges, which are the sums of all.
-            now = {
-                "trie_nodes": trie.num_nodes,
-                "trie_bytes": trie.num_bytes,
-                "draft_source_failures": trie.num_failures,
-            }
-            _add_changes(self._metrics, self._recorded, now)
-            self._recorded = now
+        self._record_gauges()
+        while (request := self._queue.get()) is not None and not self._closing:
+            self._record(request)
+            self._record_gauges()
+
+    def _record_gauges(self) -> None:
+        # The processes of the model share the gauges, which are the sums of all.
+        now = self._gauges()
+        _add_changes(self._metrics, self._recorded, now)
+        self._recorded = now
 
     def _record(self, request: Generation) -> None:
         key, statistics, metrics = (request.engine.strategy, request.outcome), request.statistics, self._metrics

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.engine.submission import StepEvent
-from pipeline.triton_models.metrics import OnEnd, TrieMetrics
+from pipeline.triton_models.metrics import OnEnd
 from pipeline.triton_models.spans import TRACEPARENT, Span, SpanContext, Tracer, sampled_context, span_of
 from pipeline.triton_models.tensors import Tensors, text, text_tensor
 
@@ -22,7 +22,7 @@ def traced(tracer: Tracer | None, tensors: Tensors, on_end: OnEnd) -> tuple[Tens
         return tensors, on_end
     context = parent.child()
 
-    def record(request: Generation, trie: TrieMetrics) -> None:
+    def record(request: Generation) -> None:
         attributes: dict[str, str | int] = {
             "lookahead.strategy": request.engine.strategy,
             "lookahead.outcome": request.outcome,
@@ -33,7 +33,7 @@ def traced(tracer: Tracer | None, tensors: Tensors, on_end: OnEnd) -> tuple[Tens
             "lookahead.accepted_tokens": request.statistics.num_accepted_tokens,
         }
         tracer.record(span_of("lookahead_bls", context, parent, request.started, attributes))
-        on_end(request, trie)
+        on_end(request)
 
     return {**tensors, TRACEPARENT: text_tensor(context.traceparent)}, record
 

@@ -13,7 +13,6 @@ from pipeline.decoding.trie import Trie
 from pipeline.errors import BusyError
 from pipeline.triton_models.bls import Bls
 from pipeline.triton_models.generation import Generation
-from pipeline.triton_models.metrics import TrieMetrics
 from pipeline.triton_models.sequences import TextResponse
 from pipeline.triton_models.text_codec import TextCodec
 from tests.fakes import make_request, plain_decode
@@ -222,7 +221,7 @@ def test_a_client_that_leaves_frees_everything():
     ended: list[Generation] = []
 
     async def leave(in_call: bool) -> None:
-        answers = bls.answer(text_tensors("ccddccddcc", 40, strategy="none", stream=True), lambda r, t: ended.append(r))
+        answers = bls.answer(text_tensors("ccddccddcc", 40, strategy="none", stream=True), ended.append)
         await anext(answers)
         following = asyncio.ensure_future(anext(answers))
         if in_call:
@@ -276,17 +275,17 @@ def test_the_first_call_of_a_stream_ends_with_the_first_token():
 
 
 def test_metrics_of_a_request_add_up(monkeypatch):
-    seen: list[tuple[Generation, TrieMetrics]] = []
+    seen: list[Generation] = []
     bls = make_bls()
     # A request must not count the tokens of the whole trie.
     monkeypatch.setattr(Trie, "statistics", property(lambda trie: pytest.fail("statistics of the trie")))
 
-    run_in(bls, text_tensors("bcd", 20, strategy="trie"), on_end=lambda request, trie: seen.append((request, trie)))
+    run_in(bls, text_tensors("bcd", 20, strategy="trie"), on_end=seen.append)
 
-    (request, trie), expected = seen[0], expected_ids("bcd", 20)
+    request, gauges, expected = seen[0], bls.gauges(), expected_ids("bcd", 20)
     assert request.engine.strategy == "trie"
     assert sum(request.statistics.acceptance_lengths) == len(expected)
     assert len(request.step_times) <= len(request.statistics.acceptance_lengths)
     assert request.num_calls >= request.num_calls_without_draft
-    assert trie.num_nodes > 0
-    assert trie.num_failures == 0
+    assert gauges["trie_nodes"] > 0
+    assert gauges["draft_source_failures"] == 0

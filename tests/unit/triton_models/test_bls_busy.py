@@ -64,7 +64,7 @@ def test_a_client_may_leave_while_the_engine_is_busy():
 
     async def leave() -> None:
         asked = text_tensors("ccddccddcc", 40, strategy="none", stream=True)
-        task = asyncio.ensure_future(answers_of(bls, asked, on_end=lambda request, trie: ended.append(request)))
+        task = asyncio.ensure_future(answers_of(bls, asked, on_end=ended.append))
         while target.num_calls < 2:
             await asyncio.sleep(0)
         task.cancel()

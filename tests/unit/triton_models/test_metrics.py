@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.engine.contract import ReuseCounters
-from pipeline.triton_models.metrics import EngineMetrics, Metrics, TrieMetrics
+from pipeline.triton_models.metrics import EngineMetrics, Metrics
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for
 
@@ -41,7 +41,8 @@ class Pb:
         self.MetricFamily = Family
 
 
-EMPTY = TrieMetrics(0, 0, 0)
+def gauges(nodes: int = 0, trie_bytes: int = 0, failures: int = 0) -> dict[str, int]:
+    return {"trie_nodes": nodes, "trie_bytes": trie_bytes, "draft_source_failures": failures}
 
 
 def request() -> Any:
@@ -61,9 +62,9 @@ def request() -> Any:
 def test_an_ended_request_is_entered():
     pb = Pb()
     pb.opened.set()
-    metrics = Metrics(pb, EMPTY)
-    metrics.record(request(), TrieMetrics(5, 100, 0))
-    wait_for(lambda: pb.values["lookahead_trie_bytes"])
+    metrics = Metrics(pb, gauges)
+    metrics.record(request())
+    wait_for(lambda: pb.values["lookahead_inter_token_seconds"])
     metrics.close()
     assert pb.values["lookahead_requests_total"] == 1
     assert pb.values["lookahead_steps_total"] == 3
@@ -74,7 +75,7 @@ def test_an_ended_request_is_entered():
 def test_a_trie_that_was_loaded_is_entered_before_the_first_request():
     pb = Pb()
     pb.opened.set()
-    metrics = Metrics(pb, TrieMetrics(5, 100, 0))
+    metrics = Metrics(pb, lambda: gauges(5, 100))
     wait_for(lambda: pb.values["lookahead_trie_bytes"])
     metrics.close()
     assert pb.values["lookahead_trie_nodes"] == 5
@@ -84,20 +85,23 @@ def test_gauges_are_the_sums_of_the_processes_of_the_model():
     """Triton has one gauge for all of them."""
     pb = Pb()
     pb.opened.set()
-    one, other = Metrics(pb, TrieMetrics(5, 100, 0)), Metrics(pb, TrieMetrics(7, 100, 1))
-    one.record(request(), TrieMetrics(3, 200, 0))
-    other.record(request(), TrieMetrics(9, 100, 3))
-    wait_for(lambda: (pb.values["lookahead_trie_nodes"], pb.values["lookahead_draft_source_failures"]) == (12, 3))
+    values = [gauges(5, 100), gauges(7, 100, 1)]
+    one, other = Metrics(pb, lambda: values[0]), Metrics(pb, lambda: values[1])
+    wait_for(lambda: pb.values["lookahead_trie_nodes"] == 12)
+    values[:] = gauges(3, 200), gauges(9, 100, 3)
+    one.record(request())
+    other.record(request())
+    wait_for(lambda: (pb.values["lookahead_trie_bytes"], pb.values["lookahead_draft_source_failures"]) == (300, 3))
     one.close()
     other.close()
-    assert pb.values["lookahead_trie_bytes"] == 300
+    assert pb.values["lookahead_trie_nodes"] == 12
 
 
 def test_an_unloaded_model_does_not_wait_for_its_metrics():
     pb = Pb()
-    metrics = Metrics(pb, EMPTY)
+    metrics = Metrics(pb, gauges)
     for _ in range(1000):
-        metrics.record(request(), TrieMetrics(5, 100, 0))
+        metrics.record(request())
     closing = threading.Thread(target=metrics.close)
     closing.start()
     wait_for(lambda: metrics._closing)

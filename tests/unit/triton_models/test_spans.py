@@ -17,7 +17,6 @@ import pytest
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.engine.submission import StepEvent
 from pipeline.triton_models import spans
-from pipeline.triton_models.metrics import TrieMetrics
 from pipeline.triton_models.request_spans import pass_spans, traced
 from pipeline.triton_models.spans import (
     TRACEPARENT,
@@ -43,7 +42,6 @@ REQUEST: Any = SimpleNamespace(
     num_output_tokens=5,
     num_calls=2,
 )
-TRIE = TrieMetrics(0, 0, 0)
 
 
 class Collector(BaseHTTPRequestHandler):
@@ -147,12 +145,12 @@ def test_a_collector_with_another_protocol_costs_spans_only(logs: Logs, monkeypa
 
 def test_a_request_is_the_parent_of_what_it_calls(tracer: Tracer) -> None:
     ended: list[object] = []
-    tensors, on_end = traced(tracer, tensor(SAMPLED), lambda *figures: ended.append(figures))
+    tensors, on_end = traced(tracer, tensor(SAMPLED), ended.append)
     passes = pass_spans(tensors)
-    on_end(REQUEST, TRIE)
+    on_end(REQUEST)
     (request,) = sent_spans(tracer)
 
-    assert ended == [(REQUEST, TRIE)]
+    assert ended == [REQUEST]
     assert (request["traceId"], request["parentSpanId"]) == (TRACE, SPAN)
     assert passes is not None
     assert passes.parent == SpanContext(TRACE, request["spanId"])
@@ -170,7 +168,7 @@ def test_a_request_is_the_parent_of_what_it_calls(tracer: Tracer) -> None:
 
 @pytest.mark.parametrize("tensors", [{}, tensor("x"), tensor(f"00-{TRACE}-{SPAN}-00")])
 def test_a_request_outside_of_a_sampled_trace_stays_as_it_is(tracer: Tracer, tensors: dict[str, Any]) -> None:
-    def on_end(request: Any, trie: TrieMetrics) -> None: ...
+    def on_end(request: Any) -> None: ...
 
     assert traced(tracer, tensors, on_end) == (tensors, on_end)
     assert pass_spans(tensors) is None

@@ -45,7 +45,7 @@ class TritonPythonModel:
         self._bls = load_bls(artifact_dir, resolved, fingerprint, vocab_size, self._targets)
         self._learned = self._bls.learned_state(artifact_dir, folders().cache, args["model_instance_name"])
         self._drain_lock = DrainLock(handover_dir())
-        self._metrics = Metrics(pb_utils, self._bls.trie_metrics())
+        self._metrics = Metrics(pb_utils, self._bls.gauges)
         self._tracer = tracer_of("lookahead-bls")
         siblings = siblings_of(args["model_instance_name"], config, handover_dir())
         # Per running request: its call, and one that stops it.
