@@ -249,14 +249,9 @@ def _with_logit_bias(codec: TextCodec, tensors: Tensors, bias: FloatArray | None
 
 
 def _num_resumed_tokens(tensors: Tensors, num_tokens: int, max_tokens: int) -> int:
-    count = integer(tensors, "num_resumed_tokens") or 0
+    count = integer(tensors, "num_resumed_tokens", 0, min(num_tokens, max_tokens) - 1) or 0
     if count and "input_ids" not in tensors:
         raise RequestError("num_resumed_tokens was sent without input_ids; they belong together")
-    largest = min(num_tokens, max_tokens) - 1
-    if not 0 <= count <= max(0, largest):
-        raise RequestError(
-            f"num_resumed_tokens is {count}; it must be in 0 .. {largest}, below max_tokens and the length of input_ids"
-        )
     return count
 
 

@@ -54,10 +54,10 @@ class LearningSource(DraftSource, Protocol):
 
 @dataclass(slots=True)
 class _DraftingState:
-    """names: sources that take part. noise: of the target's choices. left_out: those that do not take part in the
-    next proposal. recent: of the last step. grown: the last proposal, until its outcome is known."""
+    """sources: those that take part. noise: of the target's choices. left_out: names of those that do not take part in
+    the next proposal. recent: of the last step. grown: the last proposal, until its outcome is known."""
 
-    names: frozenset[str]
+    sources: tuple[DraftSource, ...]
     noise: NoiseKey = NO_NOISE
     left_out: frozenset[str] = frozenset()
     recent: RecentRows = NO_RECENT_ROWS
@@ -109,9 +109,10 @@ class Drafter:
     ) -> None:
         """Register a request. names: the sources that take part; names without a source are ignored. noise: with which
         the target chooses its tokens, if that is known."""
-        self._requests[request_id] = _DraftingState(names, noise)
+        sources = tuple(source for source in self.sources if source.name in names)
+        self._requests[request_id] = _DraftingState(sources, noise)
         prompt_ids = read_only(prompt_ids)
-        for source in self._taking_part(names):
+        for source in sources:
             self._guarded(source, None, source.start, request_id, prompt_ids, namespace)
 
     def leave_out(self, request_id: str, names: frozenset[str]) -> None:
@@ -120,8 +121,7 @@ class Drafter:
 
     def needs_top_k(self, request_id: str) -> int:
         """Number of the target's most probable tokens per node that `update` needs for this request."""
-        names = self._requests[request_id].names
-        wanted = max((source.needs_top_k for source in self._taking_part(names)), default=0)
+        wanted = max((source.needs_top_k for source in self._requests[request_id].sources), default=0)
         return min(max(wanted, 0), self._vocab_size)
 
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
@@ -133,15 +133,15 @@ class Drafter:
         context = read_only(context)
         table, key, first_rows = NO_TABLE, np.uint64(0), NO_FIRST_ROWS
         recycling = self._recycling
-        if recycling is not None and recycling.name in request.names:
+        if recycling is not None and recycling in request.sources:
             table, key, first_rows = recycling.table, recycling.table_key(request_id), recycling.first_rows
         num_listed = table.ids.shape[0] * table.ids.shape[2] + first_rows.ids.shape[1]
         room = 1 + budget.max_nodes * (len(self.sources) + num_listed)
         nodes = new_nodes(room, self._mix.weights.shape[1] - 1)
-        names, request.left_out = request.names - request.left_out, frozenset()
-        for index, source in enumerate(self.sources):
-            if source.name in names and source is not recycling:
-                self._guarded(source, None, self._add_proposal, index, request_id, context, budget, nodes)
+        left_out, request.left_out = request.left_out, frozenset()
+        for source in request.sources:
+            if source is not recycling and source.name not in left_out:
+                self._guarded(source, None, self._add_proposal, source, request_id, context, budget, nodes)
         fields = grow(
             context,
             tuple(nodes),
@@ -171,7 +171,7 @@ class Drafter:
         self.reliability.add(step.tree, path)
         if request.grown is not None:
             learn_from_step(self._mix, self._calibration, request.grown, step, path)
-        for source in self._taking_part(request.names):
+        for source in request.sources:
             self._guarded(source, None, source.update, request_id, step)
         request.grown = None
         request.recent = recent_rows(step, path)
@@ -205,16 +205,15 @@ class Drafter:
         """Drop a request and its state in all sources. Calling it again does nothing."""
         request = self._requests.pop(request_id, None)
         if request is not None:
-            for source in self._taking_part(request.names):
+            for source in request.sources:
                 self._guarded(source, None, source.stop, request_id)
 
-    def _taking_part(self, names: frozenset[str]) -> list[DraftSource]:
-        return [source for source in self.sources if source.name in names]
-
-    def _add_proposal(self, index: int, request_id: str, context: IntArray, budget: DraftBudget, nodes: Nodes) -> None:
-        tree = self.sources[index].propose(request_id, context, budget)
+    def _add_proposal(
+        self, source: DraftSource, request_id: str, context: IntArray, budget: DraftBudget, nodes: Nodes
+    ) -> None:
+        tree = source.propose(request_id, context, budget)
         if len(tree):
-            add_tree(nodes, index, tree, budget, self._vocab_size)
+            add_tree(nodes, self.sources.index(source), tree, budget, self._vocab_size)
 
     def _guarded(self, source: DraftSource, otherwise: T, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """The result of a call to a source, or `otherwise` if it fails."""
