@@ -22,7 +22,7 @@ class NgramPool:
     def __init__(self, max_ngram_size: int, max_verification_set_size: int) -> None:
         """max_ngram_size: N, length of the n-grams, first token included. max_verification_set_size: G, continuations
         kept per first token."""
-        self._max_ngram_size = max_ngram_size
+        self.max_ngram_size = max_ngram_size
         self._max_per_key = max_verification_set_size
         # A dict keeps its keys in the order of insertion, so the first one is the least recently seen.
         self._continuations: dict[int, dict[tuple[int, ...], None]] = {}
@@ -40,8 +40,8 @@ class NgramPool:
 
     def add_text(self, token_ids: Sequence[int]) -> None:
         """Insert every n-gram of a text."""
-        for start in range(len(token_ids) - self._max_ngram_size + 1):
-            self.add(token_ids[start : start + self._max_ngram_size])
+        for start in range(len(token_ids) - self.max_ngram_size + 1):
+            self.add(token_ids[start : start + self.max_ngram_size])
 
     def candidates(self, first: int) -> list[tuple[int, ...]]:
         """Continuations of N - 1 tokens after `first`, the most recent one first."""

@@ -55,7 +55,7 @@ def choose_token(
         if params.embedding_bias is not None:
             scores = _limited(scores + params.embedding_bias.astype(np.float32, copy=False))
         _penalise(scores, params, context)
-    scores = _permitted(scores, _banned(request, context), mask)
+    scores = _permitted(scores, request, context, mask)
     if params.greedy:
         return int(scores.argmax())
     # The best score is set to 0 first, so that a tiny temperature cannot overflow it.
@@ -65,20 +65,15 @@ def choose_token(
     return int(tokens[(scores[tokens] + gumbel_noise(params.seed, len(context), tokens)).argmax()])
 
 
-def _banned(request: GenerationRequest, context: IntArray) -> set[int]:
-    """Tokens that bad words and the minimum length ban after context."""
+def _permitted(scores: FloatArray, request: GenerationRequest, context: IntArray, mask: TokenMask | None) -> FloatArray:
+    """The scores with -inf for tokens that the grammar forbids, or that bad words and the minimum length ban after
+    context. Bans that leave no token are ignored."""
+    if mask is not None:
+        scores[mask.forbidden(len(scores))] = -np.inf
     words = request.sampling.bad_words
     banned = {word[-1] for word in words if len(word) == 1 or tuple(context[1 - len(word) :].tolist()) == word[:-1]}
     if len(context) - len(request.prompt_ids) + request.num_resumed_tokens < request.min_new_tokens:
         banned |= request.end_ids | request.late_ids
-    return banned
-
-
-def _permitted(scores: FloatArray, banned: set[int], mask: TokenMask | None) -> FloatArray:
-    """The scores with -inf for tokens that are banned or that the grammar forbids. Bans that leave no token are
-    ignored."""
-    if mask is not None:
-        scores[mask.forbidden(len(scores))] = -np.inf
     if not banned:
         return scores
     permitted = scores.copy()

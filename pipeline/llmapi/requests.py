@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.errors import RequestError
 from pipeline.triton_models.request_loop import IncomingRequest
-from pipeline.triton_models.tensors import Array, Tensors, decode_utf8, flag, integer, number
+from pipeline.triton_models.tensors import Array, Tensors, decode_utf8, flag, integer, number, text
 
 # Answers a stop and the requests that it ends, as in the stock model.
 STOPPED = RequestError("the request was cancelled")
@@ -68,8 +68,11 @@ def llm_request(tensors: Tensors, can_stream: bool) -> LlmRequest:
             "streaming is true, and this model sends one response; leave it out, or write the repository with "
             "--decoupled"
         )
+    prompt = text(tensors, "text_input")
+    if prompt is None:
+        raise RequestError("text_input is missing; it must hold one prompt")
     return LlmRequest(
-        prompt=_prompt(tensors),
+        prompt=prompt,
         sampling=_sampling(tensors),
         streaming=flag(tensors, "streaming"),
         finish_reason=flag(tensors, "return_finish_reason"),
@@ -93,14 +96,6 @@ def output_tensors(request: LlmRequest, result: Any) -> dict[str, Array]:
     return tensors if metrics is None else {**tensors, **_metrics(metrics)}
 
 
-def _prompt(tensors: Tensors) -> str:
-    value = tensors.get("text_input")
-    if value is None or value.size != 1:
-        found = "is missing" if value is None else f"has shape {list(value.shape)}"
-        raise RequestError(f"text_input {found}; it must hold one prompt")
-    return decode_utf8(value.reshape(-1)[0], "text_input")
-
-
 def _sampling(tensors: Tensors) -> dict[str, Any]:
     """Arguments of SamplingParams: those that the client sent, and the flags, which are false by default, as in the
     stock model."""
@@ -122,15 +117,11 @@ def _metrics(metrics: Any) -> Mapping[str, Array]:
         "kv_cache_alloc_new_blocks": np.asarray([cache.num_new_allocated_blocks], np.int32),
         "kv_cache_alloc_total_blocks": np.asarray([cache.num_total_allocated_blocks], np.int32),
         "kv_cache_hit_rate": np.asarray([cache.kv_cache_hit_rate], np.float32),
-        **{f"{name}_ns": np.asarray([_nanoseconds(getattr(times, name))], np.int64) for name in moments},
+        **{f"{name}_ns": np.asarray([round(1e9 * getattr(times, name).total_seconds())], np.int64) for name in moments},
         "acceptance_rate": np.asarray([drafts.acceptance_rate], np.float32),
         "total_accepted_draft_tokens": np.asarray([drafts.total_accepted_draft_tokens], np.int32),
         "total_draft_tokens": np.asarray([drafts.total_draft_tokens], np.int32),
     }
-
-
-def _nanoseconds(duration: Any) -> int:
-    return round(float(duration.total_seconds()) * 1e9)
 
 
 def _texts(texts: Any) -> Array:

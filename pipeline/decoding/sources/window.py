@@ -27,7 +27,6 @@ class _Lookahead:
     prompt_ids: IntArray
     pool: NgramPool
     window: Window | None
-    max_ngram_size: int
     proposed: DraftTree = EMPTY_TREE
 
 
@@ -73,7 +72,7 @@ class WindowSource:
                     state.pool.add(ngram)
             window.advance(len(step.token_ids), choices)
         state.proposed = EMPTY_TREE
-        before = step.context[max(0, len(step.context) - state.max_ngram_size + 1) :]
+        before = step.context[max(0, len(step.context) - state.pool.max_ngram_size + 1) :]
         state.pool.add_text([*before.tolist(), *step.token_ids])
 
     def stop(self, request_id: str) -> None:
@@ -88,7 +87,7 @@ class WindowSource:
         if window_size(lookahead.max_window_size, ngram_size):
             # The seed depends on the prompt alone, so other requests do not change the window.
             window = Window(lookahead.max_window_size, ngram_size, prompt_ids, zlib.crc32(prompt_ids.tobytes()))
-        self._requests[request_id] = _Lookahead(prompt_ids, pool, window, ngram_size)
+        self._requests[request_id] = _Lookahead(prompt_ids, pool, window)
 
 
 def _choices_below(window: Window, proposed: DraftTree, step: StepResult) -> IntArray | None:
