@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.decoding.drafting.nodes import Nodes, new_nodes
-from pipeline.decoding.drafting.proposals import UNKNOWN_PROBABILITY, add_tree
+from pipeline.decoding.drafting.proposals import add_tree
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import DraftTree, chain, tree_from_lists
 
@@ -34,7 +34,7 @@ def test_equal_paths_are_one_node_and_conditional_probabilities_are_ratios_of_pa
     assert records["fixed"].tolist() == [0, 0, 0, 1, 0, 0]
     probs = nodes.channel_probs[1 : nodes.size[0]]
     assert probs[:, 0].tolist() == pytest.approx([0.5, 0.5, 0.8, 0.125, 0, 0])
-    assert probs[:, 1].tolist() == pytest.approx([0, 0, 0, *[UNKNOWN_PROBABILITY] * 3])
+    assert probs[:, 1].tolist() == pytest.approx([0, 0, 0, *[0.67] * 3])
 
 
 @pytest.mark.parametrize("node", [0, 1])
@@ -63,6 +63,8 @@ def test_a_node_below_the_greatest_depth_is_named_and_a_window_may_be_deeper() -
     tree, budget = chain([1, 2, 3]), DraftBudget(4, 2)
     with pytest.raises(ValueError, match="draft node 2 has token 3"):
         merged(chain([1, 2]), tree, budget=budget)
+    with pytest.raises(ValueError, match="draft node 2 has token 3"):
+        merged(replace(tree, num_fixed=2), budget=budget)
     assert merged(replace(tree, num_fixed=3), budget=budget).size[0] == 4
     assert merged(chain([1, 2]), budget=budget).size[0] == 3
 
