@@ -80,6 +80,18 @@ def test_a_source_that_changes_its_step_changes_it_for_no_other() -> None:
         drafter.require_sound()
 
 
+def test_a_source_cannot_change_the_context() -> None:
+    class Vandal(Scripted):
+        def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+            context[0] = 9
+            return EMPTY_TREE
+
+    drafter, context = drafter_of(Vandal("vandal", fail)), CONTEXT.copy()
+    drafter.propose("r", context, BUDGET)
+    assert drafter.failures == {"vandal": 1}
+    assert context.tolist() == CONTEXT.tolist()
+
+
 def test_two_sources_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="different names"):
         drafter_of(Scripted("a", fail), Scripted("a", fail))
