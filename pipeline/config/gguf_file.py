@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pipeline.config.loading import shown
 from pipeline.errors import UserError
 
@@ -58,6 +56,7 @@ class GgufFile:
 def _opened(path: Path) -> GGUFReader:
     """The library's reader. It makes an array for every number and text of the file, several for each token of the
     vocabulary. Slices of numpy's memory map, as the library makes them, would take four times as long."""
+    import numpy as np
     from gguf import GGUFReader
 
     class Reader(GGUFReader):  # type: ignore[misc]  # the library has no types
