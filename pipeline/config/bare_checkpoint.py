@@ -57,8 +57,10 @@ def settings_from_folder(folder: Path) -> RawSettings:
         found = sorted(folder.glob("*.gguf"))
         remedy = f" Name its GGUF file instead: {shown(found[0])}." if found else ""
         raise ConfigError(f"{shown(folder)} is not a checkpoint: it has no config.json.{remedy}")
+    # A link names the model, such as one to a snapshot of the hub's cache, whose folder is named by a commit.
+    named = folder.resolve() if folder.name in ("", "..") else folder
     return _raw_settings(
-        folder.resolve().name,
+        named.name,
         f"Checkpoint folder {shown(folder)}",
         shown(config_path),
         checkpoint={"source": "local", "path": str(folder.resolve())},

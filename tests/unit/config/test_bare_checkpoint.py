@@ -15,6 +15,7 @@ from gguf import GGUFWriter
 from pipeline.config.bare_checkpoint import settings_from_folder, transport_errors
 from pipeline.config.loading import RawSettings, built_models
 from pipeline.config.resolution import dump_resolved, load_model_config, resolve_config
+from pipeline.config.schema import LocalCheckpoint
 from pipeline.errors import ConfigError
 from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
 
@@ -99,6 +100,17 @@ def test_a_folder_whose_name_is_not_utf8_is_one_sentence(tmp_path: Path) -> None
     folder.mkdir()
     path = folder_with(folder, "LlamaForCausalLM", max_position_embeddings=512)
     assert faults_of(model=str(path)).endswith("has a byte that is not UTF-8. Rename the file or the folder.")
+
+
+@pytest.mark.parametrize(("written", "name"), [("./qwen", "qwen"), ("./qwen/", "qwen"), (".", "5c3a")])
+def test_a_link_to_a_folder_names_the_model(
+    written: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = folder_with(tmp_path, "LlamaForCausalLM", max_position_embeddings=4096).rename(tmp_path / "5c3a")
+    (tmp_path / "qwen").symlink_to(snapshot)
+    monkeypatch.chdir(snapshot if written == "." else tmp_path)
+    model = load_model_config(written, SHIPPED)
+    assert (model.name, model.checkpoint) == (name, LocalCheckpoint(path=str(snapshot.resolve())))
 
 
 def test_a_fifo_as_weights_does_not_block(tmp_path: Path) -> None:
