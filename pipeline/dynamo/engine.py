@@ -244,18 +244,19 @@ class TritonEngine(LLMEngine):
         has_figures = "num_draft_tokens" in statistics  # absent with server.side_channel_safe
         if has_figures:
             self._metrics.record(statistics)
-        if has_figures and wanted.has_prediction:
-            # The front end computes usage itself, except for the prediction tokens.
+        if (has_figures and wanted.has_prediction) or wanted.has_prefix:
+            # The front end computes usage itself, except for the prediction tokens and those in front of a text.
             num_tokens = wanted.num_resumed_tokens + num_sent
-            accepted = statistics["num_accepted_prediction_tokens"]
             made["completion_usage"] = {
                 "prompt_tokens": wanted.num_prompt_tokens,
                 "completion_tokens": num_tokens,
                 "total_tokens": wanted.num_prompt_tokens + num_tokens,
-                "completion_tokens_details": {
-                    "accepted_prediction_tokens": accepted,
-                    "rejected_prediction_tokens": max(0, statistics["num_prediction_tokens"] - accepted),
-                },
+            }
+        if has_figures and wanted.has_prediction:
+            accepted = statistics["num_accepted_prediction_tokens"]
+            made["completion_usage"]["completion_tokens_details"] = {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": max(0, statistics["num_prediction_tokens"] - accepted),
             }
         if wanted.returns_statistics:
             figures = {FIGURES: speculative_decoding(statistics)} if has_figures else {}

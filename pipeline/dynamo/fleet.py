@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.config.folders import Folders
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.membership import compare_with_members, membership_of
-from pipeline.dynamo.model_card import write_card
+from pipeline.dynamo.model_card import prompt_prefix, write_card
 from pipeline.dynamo.own_discovery import create_discovery, remove_discovery
 from pipeline.dynamo.services import (
     FRONT_END,
@@ -159,7 +159,7 @@ def _start_with_openai(
     """As `start_fleet`, with the OpenAI API. start_server: `launch` with the options that all servers have."""
     require_dynamo()
     server, card = served.resolved.profile.server, write_card(served.artifact, run_dir)
-    membership = membership_of(served.artifact, card)
+    membership, prefix = membership_of(served.artifact, card), prompt_prefix(card)
     if compare:
         compare_with_members(server, membership, join, note)
     for attempt in range(ATTEMPTS):
@@ -178,7 +178,7 @@ def _start_with_openai(
             if server.gateway.enabled and not beside and len(states) > 1:
                 set_replicas(run_dir, states)
             services = [
-                worker_service(number, served.resolved, states, card, run_dir, membership, not join)
+                worker_service(number, served.resolved, states, card, run_dir, membership, not join, prefix)
                 for number in range(1, server.replicas + 1)
             ]
             if not join:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from itertools import takewhile
 from pathlib import Path
 
+from pipeline.checkpoint.tokenizer_files import VOCABULARY
 from pipeline.engine.artifact import Artifact
 from pipeline.gateway.tool_guides import HERMES
 
@@ -31,6 +33,15 @@ def write_card(artifact: Artifact, run_dir: Path) -> Path:
     _complete_template(folder, with_tools=artifact.resolved.model.tool_call_parser == HERMES)
     _name_architecture(folder / "config.json", artifact.resolved.model.architecture)
     return folder
+
+
+def prompt_prefix(folder: Path) -> tuple[int, ...]:
+    """The tokens that the tokenizer of a card puts in front of a text, such as BOS."""
+    from tokenizers import Tokenizer
+
+    encoded = Tokenizer.from_file(str(folder / VOCABULARY)).encode("a")
+    added = takewhile(lambda pair: pair[1], zip(encoded.ids, encoded.special_tokens_mask, strict=True))
+    return tuple(token for token, _ in added)
 
 
 def _complete_template(folder: Path, with_tools: bool) -> None:

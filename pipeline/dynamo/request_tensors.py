@@ -25,6 +25,7 @@ from pipeline.gateway.annotations import (
     MAX_TOKENS,
     NAMESPACE,
     NUM_DRAFT_TOKENS,
+    PLAIN_TEXT,
     PREDICTION,
     STATISTICS,
     STOP_TOKENS,
@@ -52,13 +53,15 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 class TokenRequest:
     """A converted request. num_prompt_tokens: prompt without resumed tokens. num_resumed_tokens: output tokens at the
     end of input_ids, generated earlier. num_remaining_tokens: limit of tokens still to generate. stop_tokens: end the
-    output from min_tokens on, and are not part of it."""
+    output from min_tokens on, and are not part of it. has_prefix: whether the prompt begins with `prompt_prefix` of
+    the worker, which the front end does not count."""
 
     tensors: dict[str, Array]
     num_prompt_tokens: int
     num_resumed_tokens: int
     num_remaining_tokens: int
     has_prediction: bool
+    has_prefix: bool
     returns_statistics: bool
     stop_tokens: frozenset[int]
     min_tokens: int
@@ -82,6 +85,8 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
     if max(ids) >= _TOKENS:
         raise RequestError(f"the prompt holds token {max(ids)}, which no vocabulary has")
     options = read_annotations(request.get("annotations") or [])
+    prefix = spec.prompt_prefix if PLAIN_TEXT in options else ()
+    ids = [*prefix, *ids]
     asked = integer_option(options, MAX_TOKENS)
     remaining, resumed = _counts(len(ids), stop.get("max_tokens"), asked, spec)
     tensors: dict[str, Array] = {
@@ -124,6 +129,7 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         num_resumed_tokens=resumed,
         num_remaining_tokens=remaining,
         has_prediction=PREDICTION in tensors,
+        has_prefix=bool(prefix),
         returns_statistics=STATISTICS in options,
         stop_tokens=frozenset(list_option(options, STOP_TOKENS, TOKENS, "token ids")),
         min_tokens=stop.get("min_tokens") or 0,

@@ -75,9 +75,11 @@ def worker_service(
     run_dir: Path,
     membership: Membership,
     has_front_end: bool = True,
+    prompt_prefix: tuple[int, ...] = (),
 ) -> Service:
     """Service of a worker. number: of its Triton server, counted from 1. states: all Triton servers of this machine in
-    the order of their numbers. card_dir: see `write_card`. has_front_end: see `WorkerSpec`."""
+    the order of their numbers. card_dir: see `write_card`. has_front_end, prompt_prefix: see
+    `WorkerSpec`."""
     profile, index = resolved.profile, number - 1
     states = [*states[index:], *states[:index]]  # the worker's own server first
     entries = service_dir(run_dir, f"{WORKER}-{number}") / ENTRIES
@@ -92,6 +94,7 @@ def worker_service(
         has_other_machines=has_other_machines(profile.server),
         max_seq_len=profile.engine.max_seq_len,
         max_batch_size=profile.engine.max_batch_size,
+        prompt_prefix=prompt_prefix,
         prompt_ignore_length=backend_of(resolved.backend).traits(resolved)[0].extended,
         tool_call_parser=resolved.model.tool_call_parser,
         startup_timeout_s=profile.server.startup_timeout_s,

@@ -52,6 +52,7 @@ class WorkerSpec(Frozen):
     has_other_machines: bool = Field(False, description="Whether workers of other machines can continue a request.")
     max_seq_len: int = Field(description="Limit of prompt and output of one sequence, in tokens.")
     max_batch_size: int = Field(description="Limit of sequences in a batch.")
+    prompt_prefix: tuple[int, ...] = Field((), description="Tokens in front of a text without a chat template: BOS.")
     prompt_ignore_length: bool = Field(description="Whether the engine can exclude the prompt from penalties.")
     tool_call_parser: str | None = Field(None, description="Dynamo's parser of the model's tool calls.")
     entries_path: str = Field(description="File for the worker's discovery entries, see `GuardSpec.leftovers_path`.")

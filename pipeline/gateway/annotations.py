@@ -36,6 +36,9 @@ GUIDE_TYPE = "guide_type"
 GUIDE = "guide"
 # Whether the request has tools.
 TOOLS = "tools"
+# Whether the prompt is a text without a chat template. The front end adds no special tokens to a text, such as BOS,
+# because chat templates hold them.
+PLAIN_TEXT = "plain_text"
 NUM_DRAFT_TOKENS = "num_draft_tokens"
 # Whether the last chunk holds the request's draft statistics.
 STATISTICS = "draft_statistics"

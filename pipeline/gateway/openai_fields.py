@@ -12,6 +12,7 @@ response_format, guided_*                  converted: the front end accepts them
 structured_outputs                         converted: vLLM's newer form of guided_*, which the front end refuses
 tools, tool_choice, parallel_tool_calls    copied: they become a guide, so that the output has valid calls
 max_tokens, max_completion_tokens          copied: the worker counts the earlier tokens of a migrated request
+prompt                                     marked if it is a text: the front end adds no BOS token
 a tool_choice of allowed_tools             converted to the allowed tools and their mode: the front end refuses it
 a part of type refusal                     becomes a text: chat templates cannot read it
 stream_options without include_usage       completed: the front end requires it
@@ -39,6 +40,7 @@ from pipeline.gateway.annotations import (
     LOGIT_BIAS,
     MAX_TOKENS,
     NUM_DRAFT_TOKENS,
+    PLAIN_TEXT,
     PREDICTION,
     STATISTICS,
     STOP_TOKENS,
@@ -55,7 +57,7 @@ Endpoint = Literal["chat", "completions"]
 # Default limits of the output. The worker lowers the limit to the engine's length.
 _MAX_TOKENS: Mapping[Endpoint, int] = {"chat": 1 << 20, "completions": 16}
 # Annotations removed from a client's request: wrong ones would corrupt the worker's token counts or grammar.
-_RESERVED = (f"{MAX_TOKENS}:", f"{GUIDE_TYPE}:", f"{GUIDE}:", f"{TOOLS}:")
+_RESERVED = (f"{MAX_TOKENS}:", f"{GUIDE_TYPE}:", f"{GUIDE}:", f"{TOOLS}:", f"{PLAIN_TEXT}:")
 # Fields of OpenAI's API without effect on the output.
 _WITHOUT_EFFECT = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 # Fields that front end or worker ignore.
@@ -96,6 +98,8 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
         del sent["top_logprobs"]
     name = "max_completion_tokens" if "max_completion_tokens" in sent else "max_tokens"
     options[MAX_TOKENS] = str(sent.setdefault(name, _MAX_TOKENS[endpoint]))
+    if endpoint == "completions" and _is_text(sent.get("prompt")):
+        options[PLAIN_TEXT] = "true"
     extension = _extension(sent)
     annotations, fields = _texts(extension, "annotations"), _texts(extension, "extra_fields")
     if sent.pop(STATISTICS, False) or ENGINE_DATA in fields:
@@ -201,6 +205,11 @@ def _is_function(value: object) -> bool:
         and isinstance(value.get("name"), str)
         and isinstance(value.get("parameters"), Mapping | None)
     )
+
+
+def _is_text(prompt: object) -> bool:
+    """Whether a prompt is a text or a list of texts, and not of token ids."""
+    return isinstance(prompt[0] if isinstance(prompt, list) and prompt else prompt, str)
 
 
 def _list(value: object) -> list[Any]:

@@ -126,6 +126,23 @@ def test_a_request_that_waits_sends_heartbeats_to_another_machine(monkeypatch):
     assert len(asyncio.run(chunks(False))) == 1
 
 
+def test_the_usage_counts_the_tokens_in_front_of_a_text():
+    """The front end does not know them."""
+
+    class Whole:
+        async def generate(self, *_: object) -> AsyncGenerator[TokenChunk, None]:
+            yield TokenChunk([1, 2], "length", {})
+
+    async def last_of(*annotations: str) -> Any:
+        worker = TritonEngine(SPEC.model_copy(update={"prompt_prefix": (1,)}))
+        worker._servers = Whole()  # type: ignore[assignment]
+        return [chunk async for chunk in worker.generate(request(None, None, None, *annotations), Context())][-1]  # type: ignore[arg-type]
+
+    usage = asyncio.run(last_of("plain_text:true"))["completion_usage"]
+    assert usage == {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
+    assert "completion_usage" not in asyncio.run(last_of())
+
+
 @pytest.mark.parametrize(
     ("stop_tokens", "more", "expected"),
     [

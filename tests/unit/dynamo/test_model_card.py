@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from jinja2.exceptions import TemplateError
+from tokenizers import Tokenizer, models
+from tokenizers.processors import TemplateProcessing
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from pipeline.config.folders import Folders
 from pipeline.config.resolution import resolve_config
-from pipeline.dynamo.model_card import write_card
+from pipeline.dynamo.model_card import prompt_prefix, write_card
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.build import build_engine
 
@@ -22,6 +24,17 @@ PLAIN = (
     "{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
 )
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize(("template", "prefix"), [("<s> $A </s>", (1,)), ("$A </s>", ()), ("$A", ())])
+def test_a_text_begins_with_the_tokens_of_the_tokenizers_template(
+    template: str, prefix: tuple[int, ...], tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "<s>": 1, "</s>": 2}, unk_token="a"))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=[("<s>", 1), ("</s>", 2)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert prompt_prefix(tmp_path) == prefix
 
 
 @pytest.fixture(scope="module")

@@ -73,6 +73,16 @@ def test_a_prompt_that_fills_the_engine_leaves_one_token_which_the_server_refuse
         read(request([5] * 100, {"max_tokens": max_tokens, "min_tokens": 2}))
 
 
+@pytest.mark.parametrize(("annotations", "prefix"), [(["plain_text:true"], [1]), ([], [])])
+def test_a_text_without_a_chat_template_begins_with_the_tokenizers_own_tokens(annotations, prefix):
+    """It had no BOS token, so the output was another than that of Triton's models."""
+    spec = SPEC.model_copy(update={"prompt_prefix": (1,)})
+    moved = token_request(request([5, 6, 7], {"max_tokens": 9}, {}, "max_tokens:10", *annotations), "id", spec)
+    assert moved.tensors["input_ids"].tolist() == [[*prefix, 5, 6, 7]]
+    assert (moved.num_prompt_tokens, moved.num_resumed_tokens) == (2 + len(prefix), 1)
+    assert moved.has_prefix == bool(prefix)
+
+
 def test_a_request_that_moved_counts_its_tokens_as_output():
     stop, penalty = {"max_tokens": 8, "min_tokens": 4}, {"presence_penalty": 0.5}
     moved = read(request([5, 6, 7, 8, 9], stop, penalty, annotation("max_tokens", "10"), "stop_token_ids:[3]"))

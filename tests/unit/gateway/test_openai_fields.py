@@ -81,6 +81,15 @@ def test_the_limit_is_always_named_so_that_a_worker_can_count_what_moved():
     assert completion["max_tokens"] == 16
 
 
+@pytest.mark.parametrize(
+    ("prompt", "marks"),
+    [("a", ["plain_text:true"]), (["a", "b"], ["plain_text:true"]), ([1, 2], []), ([[1], [2]], [])],
+)
+def test_a_prompt_that_is_a_text_is_marked(prompt, marks):
+    sent = for_front_end({"model": "m", "prompt": prompt, "max_tokens": 5}, "completions", None)
+    assert sent["nvext"]["annotations"] == ["max_tokens:5", *marks]
+
+
 def test_a_client_cannot_set_what_the_worker_counts_by():
     sent = for_front_end(BODY | {"nvext": {"annotations": ["max_tokens:99", "guide:x", "strategy:trie"]}}, "chat", None)
 
