@@ -160,6 +160,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Pr
     for name, replacement in {
         "require_dynamo": lambda: None,
         "write_card": lambda *_: tmp_path,
+        "prompt_prefix": lambda _: (),
         "membership_of": lambda *_: FLEET,
         "launch": launch,
         "worker_service": lambda number, *_: f"worker-{number}",
