@@ -146,7 +146,7 @@ class Bls:
 
     async def _responses(self, generation: Generation) -> AsyncGenerator[TextResponse, None]:
         request = generation.request
-        kept = [PartialOutput(request.echo, [])]
+        kept: list[PartialOutput] = []
         in_chunks = self._is_safe and request.stream
         run = in_fixed_chunks(generation.run(), request.tokens_only) if in_chunks else generation.run()
         async with aclosing(run) as parts:
@@ -155,6 +155,9 @@ class Bls:
                     kept.append(part)
                 elif part.text or part.logits or request.tokens_only:
                     yield TextResponse(output_of([part], request.tokens_only), last=False)
+        if request.echo:
+            space = self._codec.space_between(request.generation.prompt_ids.tolist(), generation.output_ids)
+            kept.insert(0, PartialOutput(request.echo + space, []))
         output = output_of(kept, request.tokens_only)
         yield TextResponse(output | _last_tensors(generation, self._is_safe), last=True)
 

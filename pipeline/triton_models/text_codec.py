@@ -15,6 +15,8 @@ from pipeline.engine.admission import require_tokens
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.heap import trim_heap
 
+# Tokens on each side of the end of a prompt that decide whether white space is between them.
+NUM_JOINED = 8
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -85,6 +87,14 @@ class TextCodec:
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+    def space_between(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> str:
+        """The white space at the start of an output that `decode` drops without the prompt, as tokenizers of
+        SentencePiece and WordPiece do; often none."""
+        before, output = (list(ids) for ids in (prompt_ids[-NUM_JOINED:], output_ids[:NUM_JOINED]))
+        start, alone, whole = (self.decode(ids) for ids in (before, output, before + output))
+        space = whole.removeprefix(start).removesuffix(alone)
+        return space if space.isspace() else ""
 
 
 def check_text(text: str, name: str) -> None:

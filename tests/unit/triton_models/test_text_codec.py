@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from pipeline.checkpoint.random import byte_tokenizer
 from pipeline.errors import RepositoryError, RequestError
@@ -25,6 +27,16 @@ def codec() -> TextCodec:
 
 def test_a_conversation_ends_where_the_assistant_begins() -> None:
     assert codec().chat_text([{"role": "user", "content": "Hi"}]) == "[user]Hi[assistant]"
+
+
+def test_an_output_behind_its_prompt_has_the_space_that_it_lacks_alone() -> None:
+    """An echoed prompt and its output had no space between them: "the catsat"."""
+    words = Tokenizer(models.WordLevel({"▁cat": 0, "▁sat": 1, "s": 2, "<unk>": 3}, unk_token="<unk>"))
+    words.decoder = decoders.Metaspace()
+    pieces = TextCodec(PreTrainedTokenizerFast(tokenizer_object=words), frozenset(), 4)
+    assert pieces.decode([1]) == "sat"
+    assert [pieces.space_between([0], output) for output in ([1], [2], [1, 2], [])] == [" ", "", " ", ""]
+    assert codec().space_between([70, 71], [72, 73]) == ""
 
 
 def test_what_a_template_refuses_is_said_in_its_words() -> None:
