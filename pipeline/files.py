@@ -113,10 +113,19 @@ def is_url(location: str | Path) -> bool:
 def read_location(location: str | Path) -> bytes:
     """Content of a file at a path or at a URL of fsspec. Raises OSError with a reason."""
     if not is_url(location):
-        return Path(location).read_bytes()
+        with open(_encoded(str(location)), "rb") as local:
+            return local.read()
     with _opened(str(location), "rb") as file:
         content: bytes = file.read()
     return content
+
+
+def _encoded(path: str) -> bytes:
+    """A path as the system takes it. Python in Triton's backend takes paths for ASCII; others are UTF-8 then."""
+    try:
+        return os.fsencode(path)
+    except UnicodeEncodeError:
+        return path.encode(errors="surrogateescape")
 
 
 def write_location(location: str | Path, content: Iterable[bytes]) -> None:

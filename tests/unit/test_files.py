@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -148,3 +150,14 @@ def test_the_file_has_the_mode_that_the_user_s_mask_gives(tmp_path: Path) -> Non
 
 def test_a_log_of_a_removed_folder_has_no_end(tmp_path: Path) -> None:
     assert log_tail(tmp_path / "gone" / "log") == ""
+
+
+def test_a_path_is_read_where_python_takes_paths_for_ascii(tmp_path: Path) -> None:
+    """As in Triton's backend, which could not open the snapshot of a trie."""
+    path = tmp_path / "Übersetzung.trie"
+    path.write_bytes(b"content")
+    code = "import sys; from pipeline.files import read_location; print(sys.getfilesystemencoding())"
+    code += f"; print(read_location({str(path)!a}).decode())"
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["ascii", "content"], done.stderr
