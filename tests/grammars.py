@@ -19,16 +19,17 @@ END, STOP, VOCAB_SIZE = TOKENS.index("<end>"), TOKENS.index("<stop>"), len(TOKEN
 
 
 @cache
-def vocabulary() -> Vocabulary:
-    """24 tokens: single characters, merges of them, and special tokens."""
-    vocab = {token: index for index, token in enumerate(TOKENS)}
+def vocabulary(*unused: str) -> Vocabulary:
+    """24 tokens: single characters, merges of them, and special tokens, with others before these."""
+    tokens = [*TOKENS[:END], *unused, *TOKENS[END:]]
+    vocab = {token: index for index, token in enumerate(tokens)}
     merges = [("a", "b"), ("ab", "a"), ('"', ":"), ("{", '"'), ('"', "}"), ("b", "b"), ("2", "1"), ("x", "1")]
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = [token for token in TOKENS if token.startswith("<")]
+    special = [token for token in tokens if token.startswith("<")]
     tokenizer.add_special_tokens(special)
-    return load_vocabulary(tokenizer.to_str(), VOCAB_SIZE, END, frozenset(special))
+    return load_vocabulary(tokenizer.to_str(), len(tokens), tokens.index("<end>"), frozenset(special))
 
 
 @cache

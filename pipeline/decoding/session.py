@@ -254,8 +254,6 @@ class Session:
         return FinishReason.LENGTH if len(emitted) >= self.num_remaining_tokens else None
 
     def _ends_with_stop_sequence(self, emitted: Sequence[int]) -> bool:
-        if not self._longest_stop:
-            return False
         start = max(self._prompt_len, self._len - self._longest_stop)
         tail = (*self._tokens[start : self._len].tolist(), *emitted)
         return any(tail[-len(stop) :] == stop for stop in self.request.stop_sequences)
@@ -273,10 +271,8 @@ class Session:
             names = (*self._drafter.names, GRAMMAR)  # nodes that the grammar added have source -1
             for node in accepted:
                 statistics.accepted_by_source[names[tree.sources[node]]] += 1
-        if outcome.num_steps == 1:
-            statistics.acceptance_lengths.append(num_kept)
-        elif outcome.num_steps:
-            # Only the total is known, so all steps get about the same length.
+        if outcome.num_steps:
+            # Of several steps only the total is known, so all get about the same length.
             least, more = divmod(num_kept, outcome.num_steps)
             statistics.acceptance_lengths.extend(least + (step < more) for step in range(outcome.num_steps))
 

@@ -104,7 +104,7 @@ def save_cost_curve(artifact: Artifact, points: tuple[CostPoint, ...], load: Mac
     content = CostCurveFile(key=cost_key(artifact), created=created, others=round(load.others, 2), points=points)
     path = cost_curve_path(artifact)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         write_atomically(path, content.model_dump_json(indent=1) + "\n")
     except OSError as error:
         raise BuildError(f"The cost curve cannot be written to {path}: {error.strerror}.") from error

@@ -105,12 +105,7 @@ class ChainCallPlanner:
         chain = main_chain(tree, self.max_drafts)
         if self.costs is not None:
             chain = main_chain(chain, self.costs.best_num_drafts(chain, self.chunk))
-        num_drafts = min(
-            len(chain),
-            limits.max_draft_len,
-            remaining - 1,
-            room - 1 if remaining > room else room,
-        )
+        num_drafts = min(len(chain), limits.max_draft_len, remaining - 1, room - 1)
         if num_drafts > 0:
             self.chunk = CHUNK_TOKENS
             return PlannedCall(main_chain(chain, num_drafts), num_drafts + 1)

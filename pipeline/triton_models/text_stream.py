@@ -64,11 +64,9 @@ class TextStream:
 
     def finish(self) -> str:
         """Return the text held back, after the last token."""
-        if self.stopped:
-            return ""
         text = self._show(self._decoded())
         rest, self._held = self._held, ""
-        return text + ("" if self.stopped else rest)
+        return text + rest
 
     def _in_byte_run(self) -> bool:
         token = self._codec.tokenizer.convert_ids_to_tokens(self._ids[-1])

@@ -223,7 +223,6 @@ def _best_nodes(
                 best, count = rate, index + 1
         if best > plain or not num_fixed:
             break
-    keep &= best > plain
     keep[order[:count]] = True
     return keep
 

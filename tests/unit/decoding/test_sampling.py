@@ -127,14 +127,23 @@ def test_presence_and_frequency_count_from_prompt_ignore_length_on() -> None:
     assert chosen(context, logits, presence_penalty=1.0, prompt_ignore_length=3) == 0
     assert chosen(context, logits, frequency_penalty=0.2, prompt_ignore_length=1) == 0
     assert chosen(context, logits, frequency_penalty=0.2) == 1
+    assert chosen(context, logits, frequency_penalty=1.0) == 1
 
 
 def test_no_end_token_before_the_minimum_length() -> None:
     assert chosen(min_new_tokens=1, end_ids=frozenset({1})) == 2
     beyond = frozenset({1, len(LOGITS)})  # end tokens of a tokenizer that has more tokens than the model
     assert chosen(min_new_tokens=1, end_ids=beyond) == 2
-    request = make_request(prompt=[0, 0], sampling=SamplingParams(), min_new_tokens=1, end_ids=frozenset({1}))
-    assert choose_token(request, LOGITS, CONTEXT) == 1
+    fields = {"sampling": SamplingParams(), "min_new_tokens": 1, "end_ids": frozenset({1})}
+    for request in (make_request([0, 0], **fields), make_request([0, 0, 1], num_resumed_tokens=1, **fields)):
+        assert choose_token(request, LOGITS, CONTEXT) == 1
+
+
+def test_the_targets_logits_are_not_changed() -> None:
+    logits, mask = LOGITS.copy(), TokenMask(np.asarray([0b111], np.int32))
+    params = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0, bad_words=((1,),))
+    choose_token(make_request(sampling=params), logits, CONTEXT, mask)
+    assert logits.tolist() == LOGITS.tolist()
 
 
 def test_embedding_bias_is_added() -> None:
@@ -150,6 +159,7 @@ def test_all_faults_of_sampling_parameters_are_named_together() -> None:
     check_sampling(SamplingParams(temperature=0.7, top_k=5, top_p=1.0), VOCAB_SIZE)
     check_sampling(SamplingParams(repetition_penalty=float(np.finfo(np.float32).tiny)), VOCAB_SIZE)
     check_sampling(SamplingParams(presence_penalty=LARGEST, frequency_penalty=-LARGEST), VOCAB_SIZE)
+    check_sampling(SamplingParams(temperature=LARGEST, repetition_penalty=LARGEST), VOCAB_SIZE)
     largest = np.full(VOCAB_SIZE, LARGEST, np.float32)
     check_sampling(SamplingParams(min_p=1.0, bad_words=((0,),), embedding_bias=largest), VOCAB_SIZE)
 
@@ -172,6 +182,7 @@ def test_all_faults_of_sampling_parameters_are_named_together() -> None:
         ({"embedding_bias": np.full(24, 1e300)}, "embedding_bias of token 0 is 1e"),
         ({"embedding_bias": np.zeros(23, np.float32)}, r"embedding_bias has shape \(23,\)"),
         ({"bad_words": ((1,), ())}, "bad_words hold a word without tokens"),
+        ({"bad_words": ((1, VOCAB_SIZE),)}, "bad_words hold a token outside the vocabulary 0 .. 23"),
     ],
 )
 def test_values_that_would_make_nan_of_logits_are_refused(fields: dict[str, object], sentence: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import cast
 
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.noise import NO_NOISE, NoiseKey
 from pipeline.decoding.request import FinishReason, GenerationRequest, SamplingParams, StepResult
-from pipeline.decoding.session import Session, StepOutcome, outcome_of_tokens
+from pipeline.decoding.session import GenerationStatistics, Session, StepOutcome, outcome_of_tokens
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain, depths, tree_from_lists
 from tests.fakes import make_request
@@ -54,10 +54,13 @@ class Recorder:
 
 
 def session_of(
-    request: GenerationRequest, max_seq_len: int = 100, names: frozenset[str] = frozenset({"trie"})
+    request: GenerationRequest,
+    max_seq_len: int = 100,
+    names: frozenset[str] = frozenset({"trie"}),
+    budget: DraftBudget = BUDGET,
 ) -> tuple[Session, Recorder]:
     recorder = Recorder()
-    return Session(request, cast(Drafter, recorder), names, BUDGET, max_seq_len), recorder
+    return Session(request, cast(Drafter, recorder), names, budget, max_seq_len), recorder
 
 
 def ended(whole: list[int], room: int, ends: frozenset[int], stops: tuple[tuple[int, ...], ...]) -> tuple[int, str]:
@@ -118,6 +121,19 @@ def test_drafts_keep_to_the_budget() -> None:
     assert recorder.started == [([1, 2], "tenant", frozenset({"trie"}))]
 
 
+@pytest.mark.parametrize(
+    ("budget", "max_new_tokens", "num_asked"),
+    [(DraftBudget(0, 6), 9, 0), (DraftBudget(1, 6), 9, 1), (BUDGET, 1, 0), (BUDGET, 2, 1)],
+)
+def test_drafts_are_asked_for_where_a_node_fits(budget: DraftBudget, max_new_tokens: int, num_asked: int) -> None:
+    session, recorder = session_of(make_request([1, 2], max_new_tokens), budget=budget)
+    assert (len(session.propose()) > 0, len(recorder.asked)) == (num_asked > 0, num_asked)
+
+
+def test_counts_begin_at_zero() -> None:
+    assert not any(getattr(GenerationStatistics(), each.name) for each in fields(GenerationStatistics))
+
+
 def test_without_sources_no_source_is_called() -> None:
     session, recorder = session_of(make_request([1, 2], 2), names=frozenset())
     assert session.propose() is EMPTY_TREE
@@ -148,6 +164,22 @@ def test_what_was_taken_is_learned_once_and_before_anything_else() -> None:
     session.cancel()
     session.learn()
     assert [context for context, _, _, _ in recorder.reported] == [[1], [1, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("tree", "outcome"),
+    [
+        (chain([4]), StepOutcome([0], [4, 5])),
+        (EMPTY_TREE, StepOutcome([], [4], None, lambda: (np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32)))),
+    ],
+    ids=["drafts", "candidates"],
+)
+def test_a_step_with_drafts_or_candidates_is_learned_alone(tree: DraftTree, outcome: StepOutcome) -> None:
+    session, recorder = session_of(make_request([1], 20))
+    session.take(tree, outcome)
+    session.take(EMPTY_TREE, StepOutcome([], [6]))
+    session.learn()
+    assert [tokens for _, _, _, tokens in recorder.reported] == [outcome.token_ids, [6]]
 
 
 def test_tokens_of_plain_passes_are_a_step_each() -> None:
@@ -207,6 +239,10 @@ def test_what_will_be_emitted_is_part_of_the_context_to_come() -> None:
 def test_drafts_follow_the_noise_of_a_target_that_samples_with_it(
     sampling: SamplingParams, keyed_noise: bool, expected: NoiseKey
 ) -> None:
-    recorder, request = Recorder(), make_request([1], sampling=sampling)
-    Session(request, cast(Drafter, recorder), frozenset({"trie"}), BUDGET, 100, keyed_noise=keyed_noise)
+    recorder = Recorder()
+    arguments = make_request([1], sampling=sampling), cast(Drafter, recorder), frozenset({"trie"}), BUDGET, 100
+    if keyed_noise:
+        Session(*arguments, keyed_noise=True)
+    else:
+        Session(*arguments)
     assert recorder.noise == expected

@@ -66,6 +66,10 @@ def test_selected_nodes_keep_their_paths(tree: DraftTree, data: st.DataObject) -
     assert [subtree.token_ids[path_to(subtree, node)].tolist() for node in range(len(subtree))] == paths
 
 
+def test_a_selection_of_no_nodes_is_the_empty_tree() -> None:
+    assert select_nodes(chain([1, 2], [0.5, 0.4]), np.zeros(2, bool)) is EMPTY_TREE
+
+
 def test_a_window_is_one_as_long_as_it_has_all_its_nodes() -> None:
     window = replace(chain([1, 2, 3]), num_fixed=2)
     assert [select_nodes(window, np.arange(3) < count).num_fixed for count in range(4)] == [0, 0, 2, 2]

@@ -29,7 +29,7 @@ def test_a_plain_request_is_sampled_as_the_openai_api_says():
     assert sent["input_ids"] == [5, 6, 7]
     assert sent["temperature"] == [1.0]
     assert sent["max_tokens"] == [10]
-    assert sent["stream"] == [True]
+    assert sent["stream"] == sent["return_statistics"] == [True]
     assert not {"num_resumed_tokens", "min_tokens", "end_id", "top_p", "top_k", "strategy"} & sent.keys()
     assert (wanted.num_prompt_tokens, wanted.num_remaining_tokens) == (3, 10)
 
@@ -43,7 +43,7 @@ def test_options_get_their_tensors():
 
 
 def test_top_k_that_is_off_is_left_out():
-    assert "top_k" not in values(read(request(None, None, {"top_k": -1})))
+    assert not any("top_k" in values(read(request(None, None, {"top_k": off}))) for off in (-1, 0))
     assert values(read(request(None, None, {"top_k": 1})))["top_k"] == [1]
 
 
@@ -152,6 +152,15 @@ def test_annotations_become_tensors():
     assert (sent["strategy"], sent["prediction"], sent["namespace"]) == ([b"trie"], [b"a: b"], [b"n"])
     assert (sent["logit_bias_ids"], sent["logit_bias_values"]) == ([5, 7], [1.5, -100.0])
     assert sent["num_draft_tokens"] == [4]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [([], (False, False)), (["prediction:a"], (True, False)), (["draft_statistics:"], (False, True))],
+)
+def test_figures_of_drafts_are_for_those_who_ask(annotations, expected):
+    wanted = read(request(None, None, None, *annotations))
+    assert (wanted.has_prediction, wanted.returns_statistics) == expected
 
 
 @pytest.mark.parametrize(("num_top", "expected"), [(0, None), (3, [3])])

@@ -11,11 +11,12 @@ from pipeline.engine.contract import EngineLimits
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.errors import BusyError
 from tests.fakes import VOCAB_SIZE, HostileSource, TableEngine, make_request, make_scheduler, plain_decode
+from tests.logs import Logs
 from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("how", ["finished", "one step", "cancelled", "failed", "closed"])
-def test_the_sources_forget_every_request_however_it_ends(how: str) -> None:
+def test_the_sources_forget_every_request_however_it_ends(how: str, logs: Logs) -> None:
     source = HostileSource(broken=0.0)
     held: list[str] = []
     source.start = lambda request_id, *rest: held.append(request_id)  # type: ignore[method-assign]
@@ -37,6 +38,7 @@ def test_the_sources_forget_every_request_however_it_ends(how: str) -> None:
         scheduler.step()
     assert held == []
     assert scheduler.engine.held == []  # type: ignore[attr-defined]
+    assert (f"request {request.request_id} failed" in logs.text) == (how == "failed")
 
 
 def test_cancelling_ends_waiting_and_running_requests_and_frees_their_places() -> None:
@@ -62,7 +64,7 @@ def test_cancelling_ends_waiting_and_running_requests_and_frees_their_places() -
     assert [token for event in events[last.request_id] for token in event.token_ids] == plain_decode(last)
 
 
-def test_a_failing_pass_ends_the_requests_in_it_with_the_error_and_the_server_lives() -> None:
+def test_a_failing_pass_ends_the_requests_in_it_with_the_error_and_the_server_lives(logs: Logs) -> None:
     engine = TableEngine()
     scheduler = make_scheduler(engine=engine)
     verify, failures = engine.verify, iter([True])
@@ -92,11 +94,12 @@ def test_a_failing_pass_ends_the_requests_in_it_with_the_error_and_the_server_li
     finally:
         scheduler.close()
     assert isinstance(done[first.request_id].error, MemoryError)
+    assert "engine step failed" in logs.text
     assert done[second.request_id].finish_reason is FinishReason.LENGTH
     assert engine.held == []
 
 
-def test_a_request_that_cannot_start_gets_the_error_and_its_id_is_free_again() -> None:
+def test_a_request_that_cannot_start_gets_the_error_and_its_id_is_free_again(logs: Logs) -> None:
     scheduler = make_scheduler()
     engine, request = scheduler.engine, make_request(max_new_tokens=2)
     open_sequence, failures = engine.open, iter([True])
@@ -111,6 +114,7 @@ def test_a_request_that_cannot_start_gets_the_error_and_its_id_is_free_again() -
     scheduler.submit(Submission(request), events.append)
     scheduler.step()
     assert [type(event.error) for event in events if event.done] == [MemoryError]
+    assert f"request {request.request_id} could not begin" in logs.text
     (result,) = scheduler.run([Submission(request)])
     assert result.output_ids == plain_decode(request)
 
@@ -158,12 +162,14 @@ def test_closing_notifies_unfinished_requests() -> None:
 
 def test_closing_ends_the_thread_and_the_compiler_of_grammars() -> None:
     scheduler = make_scheduler()
-    closed: list[bool] = []
-    scheduler._compiler = SimpleNamespace(preload=list, close=lambda: closed.append(True))  # type: ignore[assignment]
+    calls: list[str] = []
+    compiler = SimpleNamespace(preload=lambda: calls.append("preload"), close=lambda: calls.append("close"))
+    scheduler._compiler = compiler  # type: ignore[assignment]
     scheduler.start()
     thread = scheduler._thread
     assert thread is not None
+    assert thread.daemon, "a process that does not close it ends all the same"
     scheduler.close()
     assert not thread.is_alive()
     assert scheduler._thread is None
-    assert closed == [True]
+    assert calls == ["preload", "close"]

@@ -23,6 +23,20 @@ def test_a_full_queue_answers_busy() -> None:
         scheduler.step()
 
 
+@pytest.mark.parametrize(("max_open", "most"), [(None, 3 + 2), (1, 1)])
+def test_a_run_keeps_as_many_requests_open_as_the_queue_or_its_caller_permits(max_open: int | None, most: int) -> None:
+    engine = TableEngine(EngineLimits(2, 256, 128, 64, VOCAB_SIZE))
+    scheduler, verify, num_open = make_scheduler(engine=engine, max_queue_size=3), engine.verify, set[int]()
+
+    def counted(items: object) -> object:
+        num_open.add(len(scheduler._queue.known))
+        return verify(items)  # type: ignore[arg-type]
+
+    engine.verify = counted  # type: ignore[method-assign, assignment]
+    scheduler.run([Submission(make_request(max_new_tokens=2), "none") for _ in range(8)], max_open)
+    assert max(num_open) == most
+
+
 def stream_steps(scheduler: Scheduler, count: int, output: list[int]) -> None:
     """Steps of one stream as the BLS model makes them: each request continues the one before."""
     for _ in range(count):

@@ -117,6 +117,19 @@ def test_requests_at_once_are_limited_per_tenant_and_in_all():
     assert tenants.num_running == 1
 
 
+@pytest.mark.parametrize(("of_key", "of_all"), [(2, 3), (3, 2)])
+def test_a_request_with_more_choices_than_may_run_at_once_is_refused_for_good(of_key, of_all):
+    tenants = tenants_of(api_key("a", max_concurrent_requests=of_key), max_concurrent_requests=of_all)
+    with tenants.admit(tenants.of_key("a"), 0, 1, MAX_SEQ_LEN, 2):
+        assert tenants.num_running == 2
+    with (
+        pytest.raises(Refusal, match="3 choices; each counts as a request, and 2 at once") as refused,
+        tenants.admit(tenants.of_key("a"), 0, 1, MAX_SEQ_LEN, 3),
+    ):
+        pass
+    assert (refused.value.status, refused.value.retry_after_s) == (400, None)
+
+
 @pytest.mark.parametrize(("names", "shares"), [("ab", {"a": 4, "b": 2}), ("a", {"a": 8}), ("", {"": 8})])
 def test_open_calls_are_shared_among_several_keys_and_limited_in_all(names, shares):
     tenants = tenants_of(*map(api_key, names), max_connections=8)
@@ -142,7 +155,7 @@ def test_long_requests_at_once_are_limited_and_short_ones_are_not():
         with pytest.raises(Refusal, match="too many long requests") as of_all:
             admit(tenants, everyone, 1, SHORT_BYTES + 1)
         admit(tenants, everyone, 1, SHORT_BYTES)
-    admit(tenants, everyone, 1, 1 << 20)
+    admit(tenants, everyone, 1, (32 << 20) + SHORT_BYTES)
     with (
         pytest.raises(Refusal, match="8 choices of 600000 bytes") as of_one,
         tenants.admit(everyone, 600_000, 1, MAX_SEQ_LEN, 8, 8),
@@ -154,7 +167,7 @@ def test_long_requests_at_once_are_limited_and_short_ones_are_not():
 
 def test_long_prompts_for_the_front_end_are_two_of_the_longest_and_one_key_has_one_of_them():
     tenants = tenants_of(api_key("a"), api_key("b"), max_body_bytes=1 << 20)
-    prompt = (1 << 20, 1, MAX_SEQ_LEN, 1, OPENAI_WEIGHT)
+    prompt = ((1 << 20) + SHORT_BYTES, 1, MAX_SEQ_LEN, 1, OPENAI_WEIGHT)
     with tenants.admit(tenants.of_key("a"), *prompt):
         with pytest.raises(Refusal, match="of this key") as of_one, tenants.admit(tenants.of_key("a"), *prompt):
             pass

@@ -61,11 +61,11 @@ def test_a_short_request_waits_for_a_slice_and_not_for_the_end_of_long_ones():
     assert run(work()) == ["+long0", "+long1", "+short", "-short"]
 
 
-def test_a_request_keeps_its_slot_for_a_time_slice():
+def test_a_request_keeps_its_slot_for_two_seconds():
     async def work() -> list[list[str]]:
         clock, order, seen = Clock(), list[str](), []
         clock.now = 5.0
-        slots = FairSlots(1, 8, slice_s=2.0, clock=clock)
+        slots = FairSlots(1, 8, clock=clock)
         async with slots.slot("") as slot:
             waiting = asyncio.ensure_future(hold(slots, "", order, "w", 1, clock, 0.0))
             await settle()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.checkpoint.random import byte_tokenizer
@@ -42,6 +42,7 @@ def sentencepiece_like() -> TextCodec:
     core.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
+    core.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     return TextCodec(tokenizer, frozenset({2}), len(pieces))
 
@@ -184,10 +185,17 @@ def test_many_stop_words_beside_a_long_one_cost_one_comparison_per_length_of_the
 
 
 def test_a_resumed_output_counts_its_earlier_tokens_and_ignores_their_stop_words():
-    for min_tokens, expected in ((9, "a"), (11, "a"), (12, "abcd")):
-        stream = TextStream(CODECS["byte level"], ("bc",), min_tokens)
-        stream.resume(letters("baaaaaabc"))
-        assert shown_by(stream, "abcd") == expected
+    for earlier in ("baaaaaabc", "bc"):
+        num_earlier = len(earlier)
+        for min_tokens, expected in ((num_earlier, "a"), (num_earlier + 2, "a"), (num_earlier + 3, "abcd")):
+            stream = TextStream(CODECS["byte level"], ("bc",), min_tokens)
+            stream.resume(letters(earlier))
+            assert shown_by(stream, "abcd") == expected
+
+
+def test_a_whole_stop_word_that_is_text_is_not_held_back():
+    stream = TextStream(CODECS["byte level"], ("bc",), min_tokens=9)
+    assert [stream.push(token) for token in letters("abc")] == ["a", "", "bc"]
 
 
 def test_after_a_stop_word_nothing_comes():

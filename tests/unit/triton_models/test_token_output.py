@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_stream import TextStream
@@ -26,7 +28,7 @@ def flat(chunks: list[list[int]]) -> list[int]:
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_the_tokens_spell_the_text_up_to_the_stop_word(codec, data):
-    sample = data.draw(st.text(alphabet="aeht日é .\n", min_size=1, max_size=24))
+    sample = data.draw(st.text(alphabet="aeht日é .\nxy", min_size=1, max_size=24))  # x and y may be bytes
     ids = codec.encode(sample, add_special_tokens=False).tolist()
     whole = codec.decode(ids)
     start = data.draw(st.integers(0, len(whole)))
@@ -80,6 +82,20 @@ def test_text_that_ends_within_a_token_is_spelled_as_it_reads_behind_resumed_tok
     *resumed, last = codec.tokenizer.convert_tokens_to_ids(["▁", "h", "▁at"])
 
     assert codec.decode([*resumed, *flat(sent(codec, [last], ("t",), tuple(resumed)))]) == "h a"
+
+
+def test_spelled_text_has_no_token_that_begins_a_prompt():
+    codec = CODECS["byte fallback"]
+    ids = codec.tokenizer.convert_tokens_to_ids(["▁at"])
+
+    assert codec.tokenizer.convert_ids_to_tokens(flat(sent(codec, ids, ("t",)))) == ["▁", "a"]
+
+
+def test_text_that_no_tokens_spell_is_not_sent():
+    core = Tokenizer(models.WordLevel({"ab": 0, "<unk>": 1}, unk_token="<unk>"))
+    codec = TextCodec(PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>"), frozenset(), 2)
+
+    assert sent(codec, [0], ("b",)) == [[], []]
 
 
 @codecs

@@ -42,6 +42,11 @@ def test_estimates_are_corrected_both_ways(estimate: float, rate: float) -> None
     assert one_corrected(learnt(estimate, rate), estimate) == pytest.approx(rate, rel=0.15)
 
 
+@pytest.mark.parametrize(("estimate", "rate", "expected"), [(0.1, 1.0, 0.6), (0.6, 0.0, 0.1)])
+def test_no_estimate_is_corrected_by_more_than_a_factor_of_six(estimate: float, rate: float, expected: float) -> None:
+    assert corrected(learnt(estimate, rate), estimate) == pytest.approx(expected)
+
+
 def test_channels_are_corrected_apart() -> None:
     calibration = learnt(0.5, 0.1, channel=1)
     assert one_corrected(calibration, 0.5, channel=0) == pytest.approx(0.5)

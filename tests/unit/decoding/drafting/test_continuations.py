@@ -51,6 +51,7 @@ def test_order_n_is_keyed_by_n_tokens() -> None:
 def test_short_contexts_and_short_lists_fit() -> None:
     table = empty_table(2, 64, 4)
     store(table, KEY, ints(5), ints(1, 2, 3, 4), np.full(4, 0.25, np.float32))
+    assert found(table, [5], 1) == [1, 2, 3, 4]
     store(table, KEY, ints(6), ints(6, -1, 7), np.full(3, 0.3, np.float32))
     assert found(table, [6], 1) == [6]
     store(table, KEY, ints(6), ints(-1), np.ones(1, np.float32))

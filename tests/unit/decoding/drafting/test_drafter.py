@@ -162,8 +162,8 @@ def test_recycling_asks_for_candidates_and_others_do_not() -> None:
     drafter = Drafter([recycling, Scripted("a", lambda _: chain([5]))], VOCAB)
     drafter.start("with", CONTEXT, "", frozenset({"recycling", "a"}))
     drafter.start("without", CONTEXT, "", frozenset({"a"}))
-    assert drafter.needs_top_k("with") == 3
-    assert drafter.needs_top_k("without") == 0
+    drafter.start("plain", CONTEXT, "", frozenset())
+    assert [drafter.needs_top_k(name) for name in ("with", "without", "plain")] == [3, 0, 0]
 
 
 @settings(deadline=None)

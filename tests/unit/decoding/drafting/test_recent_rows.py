@@ -11,6 +11,10 @@ from pipeline.decoding.request import StepResult
 from pipeline.decoding.tree import path_to, tree_from_lists
 
 
+def test_marks_are_no_depths() -> None:
+    assert max(EVERY, NONE) < 1
+
+
 @given(st.data())
 def test_a_row_after_a_rejected_node_is_about_the_next_position(data: st.DataObject) -> None:
     parents = [data.draw(st.integers(-1, node - 1)) for node in range(data.draw(st.integers(0, 12)))]
@@ -35,5 +39,6 @@ def test_a_row_after_a_rejected_node_is_about_the_next_position(data: st.DataObj
 
 
 def test_a_target_without_candidates_gives_no_rows() -> None:
+    assert not any(map(len, NO_RECENT_ROWS))
     tree = tree_from_lists([3], [-1])
     assert recent_rows(StepResult(np.asarray([1], np.int32), tree, [], [4]), np.empty(0, np.int32)) is NO_RECENT_ROWS

@@ -81,7 +81,9 @@ def test_the_end_token_is_forced_where_the_output_is_complete() -> None:
     assert matcher.forced(9) == [END]
     assert matcher.mask_after([]).only == END
     several = matcher_of("ab", end_ids=frozenset({END, STOP}))
-    assert several.forced(9)[-1] == END
+    whole = several.forced(9)
+    assert whole[-1] == END
+    assert several.forced(len(whole) - 1) == whole[:-1]
     other = matcher_of("ab", end_ids=frozenset({STOP}))
     assert other.forced(9)[-1] == STOP
 
@@ -90,6 +92,18 @@ def test_every_end_token_may_come_where_the_output_matches_and_nowhere_else() ->
     matcher = matcher_of("a+", end_ids=frozenset({END, STOP}))
     assert permitted(matcher.mask_after([])) == {"a"}
     assert permitted(matcher.mask_after(ids("a"))) == {"a", "<end>", "<stop>"}
+
+
+@pytest.mark.parametrize("num_more", [12, 42])
+def test_end_tokens_may_be_in_any_word_of_a_mask(num_more: int) -> None:
+    """A word has 32 bits. The end token is 32 or 62, and the vocabulary has 36 or 66 tokens."""
+    size, ends = VOCAB_SIZE + num_more, (END + num_more, STOP + num_more)
+    tokenizer = vocabulary(*(f"<{number}>" for number in range(num_more))).tokenizer
+    template = LLMatcher(tokenizer, LLMatcher.grammar_from_regex("a+"))
+    matcher = Matcher(template, size, Ends(ends[0], frozenset(ends)), lambda: template)
+    for path, expected in (([], ids("a")), (ids("a"), [*ids("a"), *ends])):
+        mask = matcher.mask_after(path)
+        assert [token for token in range(size) if mask.permits(token)] == expected
 
 
 def test_consuming_what_the_grammar_forbids_is_an_error() -> None:
