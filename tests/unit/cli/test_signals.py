@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
+from pipeline.cli import output
 from tests.command_line import exit_code, redirected
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for
@@ -180,6 +181,7 @@ def test_a_command_whose_reader_has_ended_exits_as_if_by_sigpipe_and_without_a_m
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(output, "SECONDS_PER_LINE", PATIENCE_S)  # a trie's loops may have to be compiled first
     Path("rows.jsonl").write_text('{"token_ids": [1, 2, 3]}\n')
     with redirected(1, no_reader):
         assert exit_code(*command.split()) == 128 + signal.SIGPIPE
