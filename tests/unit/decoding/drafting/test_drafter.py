@@ -126,6 +126,14 @@ def test_the_last_pass_raises_the_estimate_of_a_token_but_is_not_its_source() ->
     assert not tree.sources.any()
 
 
+def test_without_a_table_candidates_of_the_last_pass_name_no_token() -> None:
+    drafter = drafter_of(Scripted("a", lambda _: chain([5], [0.3])))
+    tree = drafter.propose("r", CONTEXT, BUDGET)
+    ids, probs = np.asarray([[5, 6], [5, 7]], np.int32), np.full((2, 2), 0.5, np.float32)
+    drafter.update("r", StepResult(CONTEXT, tree, [], [6], None, ids, probs))
+    assert drafter.propose("r", CONTEXT, BUDGET).token_ids.tolist() == [5]
+
+
 def _chances(drafter: Drafter, context: np.ndarray) -> dict[int, float]:
     tree = drafter.propose("r", context, BUDGET)
     assert tree.probabilities is not None
