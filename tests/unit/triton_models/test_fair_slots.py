@@ -151,6 +151,22 @@ def test_the_slot_of_a_request_that_leaves_as_it_gets_one_is_not_lost():
     assert run(work()) == ["+b", "-b"]
 
 
+@pytest.mark.parametrize("num_others", [0, 2])
+def test_a_request_that_leaves_as_its_turn_comes_is_passed_over(num_others):
+    async def work() -> None:
+        slots, order, names = FairSlots(1, 8), list[str](), ["a", *map(str, range(num_others))]
+        async with slots.slot(""):
+            first, *others = (asyncio.ensure_future(hold(slots, "", order, name, 1, Clock(), 0.0)) for name in names)
+            await settle()
+            first.cancel()  # and the slot is released before it runs again
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await asyncio.gather(*others)
+        assert order == [f"{sign}{name}" for name in names[1:] for sign in "+-"]
+
+    run(work())
+
+
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["start", "cancel", "tick"]), st.integers(0, 9), st.sampled_from("ab")), max_size=60
 )
