@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,12 +96,14 @@ def test_tries_stay_whole_whatever_is_done_to_them(operations, branch_length, ti
         check(trie)
 
 
-def test_a_trie_without_a_limit_grows():
+@pytest.mark.parametrize(("size", "total"), [(300, 900), (2400, 2400)])
+def test_a_trie_without_a_limit_grows(size, total):
+    """Twice within one text, if the text is long."""
     trie = Trie(3)
-    text = np.random.default_rng(0).integers(0, 1000, 900).astype(np.int32)
+    text = np.random.default_rng(0).integers(0, 1000, total).astype(np.int32)
     first = trie.arrays
-    for begin in range(0, len(text), 300):
-        trie.insert(text[begin : begin + 300])
+    for begin in range(0, len(text), size):
+        trie.insert(text[begin : begin + size])
         check(trie)
     assert len(trie.arrays.nodes) > len(first.nodes)
     assert np.concatenate([piece for _, piece in trie.texts()]).tolist() == text.tolist()
