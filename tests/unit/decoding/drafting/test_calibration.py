@@ -44,7 +44,7 @@ def test_estimates_are_corrected_both_ways(estimate: float, rate: float) -> None
 
 @pytest.mark.parametrize(("estimate", "rate", "expected"), [(0.1, 1.0, 0.6), (0.6, 0.0, 0.1)])
 def test_no_estimate_is_corrected_by_more_than_a_factor_of_six(estimate: float, rate: float, expected: float) -> None:
-    assert corrected(learnt(estimate, rate), estimate) == pytest.approx(expected)
+    assert one_corrected(learnt(estimate, rate), estimate) == pytest.approx(expected)
 
 
 def test_channels_are_corrected_apart() -> None:
