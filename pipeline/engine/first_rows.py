@@ -91,5 +91,17 @@ def load_first_rows(artifact: Artifact) -> StoredRows | None:
     """The first rows of an artifact's weights; None if they were not computed, or if the file cannot be read."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = read_arrays(first_rows_path(artifact))
-        return StoredRows(FirstRows(found["ids"], found["probs"].astype(np.float32)), int(found["vocab_size"]))
+        rows = FirstRows(found["ids"], found["probs"].astype(np.float32))
+        stored = StoredRows(rows, int(found["vocab_size"]))
+        _check(stored)
+        return stored
     return None
+
+
+def _check(stored: StoredRows) -> None:
+    """Raise ValueError if the arrays do not match each other and the vocabulary."""
+    ids, probs = stored.rows
+    if ids.dtype != np.int32 or ids.ndim != 2 or ids.shape != probs.shape:
+        raise ValueError(f"ids {ids.shape} {ids.dtype} and probabilities {probs.shape} do not match")
+    if ids.size and not (ids.min() >= 0 and ids.max() < stored.vocab_size):
+        raise ValueError(f"a token lies outside the vocabulary 0..{stored.vocab_size - 1}")

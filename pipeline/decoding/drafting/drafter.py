@@ -157,6 +157,7 @@ class Drafter:
             budget.max_nodes,
             budget.max_depth,
             budget.least_probability,
+            self._vocab_size,
         )
         grown = request.grown = Grown(*fields)
         return DraftTree(grown.token_ids, grown.parents, grown.probabilities, grown.sources, grown.num_fixed)

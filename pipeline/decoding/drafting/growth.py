@@ -67,6 +67,7 @@ def grow(
     max_nodes: int,
     max_depth: int,
     least_probability: float,
+    vocab_size: int,
 ) -> Plain:
     """Grow the tree. Returns the fields of `Grown`.
 
@@ -74,7 +75,8 @@ def grow(
     table and the first rows list after max_nodes nodes. table_key: `namespace_key` of the request. recent_arrays: of
     the step before. table_channel: channel of the table's first order; after its orders come the first rows and the two
     kinds of recent rows. channel_sources: index of the source of each channel that names nodes. noise_parts: of the
-    request. max_nodes, max_depth, least_probability: see `DraftBudget`."""
+    request. max_nodes, max_depth, least_probability: see `DraftBudget`. vocab_size: a row ends before a token outside
+    the vocabulary, which only a damaged file of rows has."""
     nodes, table, mix = Nodes(*node_arrays), ContinuationTable(*table_arrays), Mix(*mix_arrays)
     first_rows, recent, noise = FirstRows(*first_arrays), RecentRows(*recent_arrays), NoiseKey(*noise_parts)
     records, end_of_proposals = nodes.records, nodes.size[0]
@@ -91,7 +93,8 @@ def grow(
         may_go_on = records[current].depth < max_depth
         if may_go_on or records[current].fixed:
             known = last_tokens(records.token, records.parent, current, 0, context, last)
-            num_orders = _name_continuations(nodes, current, table, table_key, first_rows, table_channel, last[:known])
+            arguments = table, table_key, first_rows, table_channel, last[:known], vocab_size
+            num_orders = _name_continuations(nodes, current, *arguments)
             siblings = children[: children_of(nodes, current, children)]
             if len(siblings):
                 _rate_by_recent(nodes, siblings, recent, table_channel + orders + 1)
@@ -128,6 +131,7 @@ def _name_continuations(
     first_rows: FirstRows,
     channel: int,
     last: IntArray,
+    vocab_size: int,
 ) -> int:
     """Add the candidates of the table and of the first rows below a node. channel: of the table's first order. last:
     [known] tokens that end at the node, latest first. Returns the number of orders with an entry."""
@@ -137,18 +141,19 @@ def _name_continuations(
         slot = slot_of(key, table.keys.shape[1])
         if table.keys[order, slot] != key:
             break
-        _name_row(nodes, above, table.ids[order, slot], table.probs[order, slot], channel + order)
+        _name_row(nodes, above, table.ids[order, slot], table.probs[order, slot], channel + order, vocab_size)
         num_orders += 1
     if len(last) and last[0] < len(first_rows.ids):
-        _name_row(nodes, above, first_rows.ids[last[0]], first_rows.probs[last[0]], channel + table.keys.shape[0])
+        ids, probs = first_rows.ids[last[0]], first_rows.probs[last[0]]
+        _name_row(nodes, above, ids, probs, channel + table.keys.shape[0], vocab_size)
     return num_orders
 
 
 @subkernel
-def _name_row(nodes: Nodes, above: int, ids: IntArray, probs: FloatArray, channel: int) -> None:
+def _name_row(nodes: Nodes, above: int, ids: IntArray, probs: FloatArray, channel: int, vocab_size: int) -> None:
     """Add candidates below a node. ids: [k], -1 after the last one. probs: [k]."""
     for rank in range(len(ids)):
-        if ids[rank] < 0:
+        if not 0 <= ids[rank] < vocab_size:
             break
         nodes.channel_probs[child_of(nodes, above, ids[rank]), channel] = probs[rank]
 

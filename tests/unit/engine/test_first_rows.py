@@ -74,6 +74,8 @@ def test_stored_rows_are_read_unless_damaged_and_removed_with_the_engines(where:
     path = first_rows_path(artifact)
     assert path.parent in removable(where, artifact.manifest.model, cache=False)
 
+    save_first_rows(artifact, StoredRows(rows, 3))
+    assert load_first_rows(artifact) is None
     array = io.BytesIO()
     np.save(array, rows.ids)
     for damaged in (b"no rows", b"", path.read_bytes()[:-30], array.getvalue()):

@@ -32,6 +32,7 @@ KEY = namespace_key("")
 # Of tokens 0 and 1; the second row ends early.
 FIRST = FirstRows(np.asarray([[2, 1], [3, -1]], np.int32), np.asarray([[0.5, 0.2], [0.7, 0.0]], np.float32))
 SAMPLED = NoiseKey(np.uint64(5), 0.7)
+VOCAB_SIZE = 50
 
 
 # The trees of sources 0, 1, ...
@@ -64,10 +65,10 @@ def grow(
     num_listed = table.ids.shape[0] * table.ids.shape[2] + first.ids.shape[1]
     nodes = new_nodes(1 + sum(map(len, proposals)) + max_nodes * num_listed, mix.weights.shape[1] - 1)
     for channel, tree in enumerate(proposals):
-        add_tree(nodes, channel, tree, DraftBudget(99, 99), 50)
+        add_tree(nodes, channel, tree, DraftBudget(99, 99), VOCAB_SIZE)
     rows = tuple(table), KEY, tuple(first), tuple(recent)
     plain = tuple(first_calibration(NUM_NAMING)), np.arange(NUM_NAMING, dtype=np.int32), tuple(noise)
-    limits = max_nodes, max_depth, least
+    limits = max_nodes, max_depth, least, VOCAB_SIZE
     return Grown(*growth.grow(read_only(context), tuple(nodes), *rows, table_channel, tuple(mix), *plain, *limits))
 
 
@@ -269,6 +270,15 @@ def test_token_0_is_a_candidate_like_any_other() -> None:
     context = np.asarray([1], np.int32)
     grown = grow(context, [], table, first, first_mix(), 3, 1)
     assert sorted(grown.token_ids.tolist()) == [0, 3, 4]
+
+
+def test_tokens_outside_the_vocabulary_are_never_drafted() -> None:
+    table = empty_table(2, 64, 3)
+    ids, probs = np.asarray([0, VOCAB_SIZE, 3], np.int32), np.asarray([0.5, 0.3, 0.1], np.float32)
+    store(table, KEY, np.asarray([1], np.int32), ids, probs)
+    first = FirstRows(np.asarray([[2, 1], [4, VOCAB_SIZE]], np.int32), np.asarray([[0.5, 0.2], [0.5, 0.2]], np.float32))
+    grown = grow(np.asarray([1], np.int32), [], table, first, first_mix(), 8, 1)
+    assert sorted(grown.token_ids.tolist()) == [0, 4]
 
 
 def test_the_buffer_holds_every_token_that_proposals_and_tables_name():
