@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.grammar.compiler import Compiler
@@ -74,12 +75,11 @@ class Scheduler:
         """Queue a request. The scheduler's thread calls on_event after every step of it; the last event is `done`.
         Raises RequestError if the request can never be served, BusyError if the queue is full."""
         check_submission(submission, self.engine.limits)
-        matcher = matcher_of(submission, self._compiler)
         with self._changed:
-            self._queue.add(submission, on_event, matcher)
+            entry = self._queue.add(submission, on_event, partial(matcher_of, submission, self._compiler))
             self._changed.notify()
-        if matcher is not None:
-            matcher.add_done_callback(lambda _: self._wake())
+        if entry.matcher is not None:
+            entry.matcher.add_done_callback(lambda _: self._wake())
 
     def cancel(self, request_id: str) -> None:
         """End a waiting or running request before its next step. Ignores an unknown id, which may have just ended."""

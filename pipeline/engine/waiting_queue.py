@@ -11,6 +11,7 @@ the second step on the slot is reserved for HOLD_S, if the request announces fur
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -69,8 +70,14 @@ class WaitingQueue:
     def holds_slots(self) -> bool:
         return bool(self._held)
 
-    def add(self, submission: Submission, on_event: OnEvent, matcher: Future[Matcher] | None = None) -> None:
-        """Queue a request. Raises RequestError if its id is in use and BusyError if the queue is full."""
+    def add(
+        self,
+        submission: Submission,
+        on_event: OnEvent,
+        compile_guide: Callable[[], Future[Matcher] | None] = lambda: None,
+    ) -> WaitingRequest:
+        """Queue a request. Raises RequestError if its id is in use and BusyError if the queue is full. compile_guide:
+        starts to compile the request's guide; not called for a request that is refused."""
         request = submission.request
         if self.closed:
             raise BusyError("the engine is shutting down; send the request to another server")
@@ -82,11 +89,12 @@ class WaitingQueue:
         # and continuations have separate limits.
         if len(self.continuing if continues else self.known) >= self.max_queue_size + self.num_slots:
             raise BusyError(f"busy: {self.max_queue_size} requests are waiting already; send the request again later")
+        entry = WaitingRequest(submission, on_event, continues, compile_guide())
         if continues:
             self._continue(key)
-        entry = WaitingRequest(submission, on_event, continues, matcher)
         (self.continuing if continues else self.waiting).append(entry)
         self.known.add(request.request_id)
+        return entry
 
     def can_take(self, num_free: int, now: float) -> bool:
         """Whether a waiting request may take one of the free slots."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,7 +13,7 @@ from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.request import FinishReason
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent, Submission
-from pipeline.errors import RequestError
+from pipeline.errors import BusyError, RequestError
 from tests import fakes
 from tests.fakes import make_request
 from tests.grammars import vocabulary
@@ -92,3 +93,18 @@ def test_no_request_waits_for_another_ones_grammar(slow: tuple[Scheduler, thread
     may_compile.set()
     assert finished[guided.request_id].wait(PATIENCE_S)
     assert ended[guided.request_id].error is None
+
+
+def test_the_guide_of_a_refused_request_is_not_compiled() -> None:
+    """A client that sends new guides to a busy server would otherwise fill the compiler's queue."""
+    compiler = Mock(Compiler)
+    scheduler = fakes.make_scheduler(max_queue_size=1, compiler=compiler)
+    num_places = scheduler.engine.limits.max_batch_size + 1
+    for _ in range(num_places):
+        scheduler.submit(Submission(make_request(guide=regex("a"))), lambda event: None)
+    with pytest.raises(BusyError, match="1 requests are waiting"):
+        scheduler.submit(Submission(make_request(guide=regex("b"))), lambda event: None)
+    scheduler.close()
+    with pytest.raises(BusyError, match="shutting down"):
+        scheduler.submit(Submission(make_request(guide=regex("c"))), lambda event: None)
+    assert compiler.matcher.call_count == num_places
