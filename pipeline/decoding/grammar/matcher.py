@@ -82,11 +82,10 @@ class Matcher:
         ends = self._ends.end_ids
         tokens = list(takewhile(lambda token: token not in ends, self._state.compute_ff_tokens()[:limit]))
         if tokens and len(tokens) < limit:
-            if self._state.try_consume_tokens(tokens) == len(tokens) and self._state.is_stopped():
-                tokens = [*tokens, self._end()]
-                self._state.rollback(len(tokens) - 1)
-            else:
-                self._state.rollback(len(tokens))
+            num_consumed = self._state.try_consume_tokens(tokens)
+            if num_consumed == len(tokens) and self._state.is_stopped():
+                tokens.append(self._end())
+            self._state.rollback(num_consumed)
             self._recover()
         return tokens
 
@@ -94,8 +93,8 @@ class Matcher:
         """The mask after the output and a path of permitted draft tokens. Raises RequestError if it is empty."""
         self._recover()
         mask = self._mask_of_path(path)
-        if mask is None and self._state.is_error():
-            self._recover()
+        if mask is None:
+            self._restart()
             mask = self._mask_of_path(path)
         if mask is None:
             raise RequestError(f"the grammar permits no token after the output so far{_reason(self._state)}")
@@ -165,10 +164,12 @@ class Matcher:
         return visits[::-1]
 
     def _mask_of_path(self, path: Sequence[int]) -> TokenMask | None:
-        num_consumed = self._state.try_consume_tokens(list(path))
+        """None if the state refuses a token of the path or every token after it, or has an error."""
+        if self._state.try_consume_tokens(list(path)) < len(path):
+            return None
         mask = self._mask()
         if mask is not None:
-            self._state.rollback(num_consumed)
+            self._state.rollback(len(path))
         return mask
 
     def _mask(self) -> TokenMask | None:

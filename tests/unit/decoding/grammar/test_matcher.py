@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -218,6 +219,19 @@ def test_an_error_of_another_output_of_the_grammar_does_not_end_the_request() ->
     matcher.consume(path[:1])
     assert matcher.token_ids == path[:1]
     assert permitted(matcher.mask_after([])) == {"a", "b", "ab", "aba", "bb"}
+
+
+def test_a_state_that_refuses_tokens_without_an_error_loses_none_of_the_output() -> None:
+    """As a copy of a template does after another copy has met a limit."""
+    matcher = matcher_of('ab"x(a|2)x')
+    matcher.consume(ids("a", "b"))
+    refusing = Mock(wraps=matcher._state)
+    refusing.try_consume_tokens = lambda tokens: 0
+    matcher._state = refusing
+    assert spelled(matcher.forced(9)) == '"x'
+    assert permitted(matcher.mask_after([])) == {'"'}
+    assert permitted(matcher.mask_after(ids('"', "x", "a"))) == {"x"}
+    matcher.consume(ids('"', "x", "2", "x"))
 
 
 def test_a_grammar_that_is_too_large_for_its_first_token_is_not_said_to_forbid_it() -> None:
