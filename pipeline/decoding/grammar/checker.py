@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import resource
-import select
 import subprocess
 import sys
 import threading
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import llguidance
@@ -81,11 +81,12 @@ def _ask(child: subprocess.Popen[str], grammar: str) -> str | None:
     try:
         child.stdin.write(json.dumps(grammar) + "\n")
         child.stdin.flush()
-        ready, _, _ = select.select([child.stdout], [], [], _TIMEOUT_S)
+        # `select` fails if the process has more than 1,024 open files.
+        ready = wait([child.stdout.fileno()], _TIMEOUT_S)
         line = child.stdout.readline() if ready else ""
-    except OSError:  # the child died during the write
+        return str(json.loads(line)) if line else None
+    except (OSError, ValueError):  # the child died while it read or wrote
         return None
-    return str(json.loads(line)) if line else None
 
 
 def _end(child: subprocess.Popen[str]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,4 +66,27 @@ def test_a_guide_is_compiled_again_after_a_failure_that_is_not_its_own(monkeypat
         with pytest.raises(FileNotFoundError):
             compiler._compile(guide).result()
     compiler._compile(guide).result()
+    compiler.close()
+
+
+@contextmanager
+def many_open_files(count: int) -> Iterator[None]:
+    """A process with this number of open files."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] != resource.RLIM_INFINITY and before[1] < 2 * count:
+        pytest.skip("this process may not open as many files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * count, before[1]))
+    try:
+        with ExitStack() as stack:
+            for _ in range(count):
+                stack.enter_context(Path(os.devnull).open("rb"))
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_guide_is_compiled_by_a_process_with_many_connections() -> None:
+    compiler = Compiler(vocabulary)
+    with many_open_files(1100):
+        compiler._compile(Guide("regex", "a")).result()
     compiler.close()
