@@ -228,10 +228,12 @@ class Session:
     def close(self) -> None:
         """Stop the request in the draft sources. Calling it again does nothing, because another request may then have
         the id."""
-        self.learn()
-        drafter, self._drafter = self._drafter, None
-        if drafter is not None:
-            drafter.stop(self.request.request_id)
+        try:
+            self.learn()
+        finally:
+            drafter, self._drafter = self._drafter, None
+            if drafter is not None:
+                drafter.stop(self.request.request_id)
 
     def _keep(self, token_ids: Sequence[int]) -> list[int]:
         """The tokens up to the end of the output, if the end is among them."""

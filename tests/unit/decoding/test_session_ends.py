@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from typing import cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -151,6 +152,15 @@ def test_cancelling_ends_what_has_not_ended(finished: bool) -> None:
     assert session.finish_reason is (FinishReason.LENGTH if finished else FinishReason.CANCELLED)
     session.close()
     assert recorder.num_stops == 1, "by then the id may be another request's"
+
+
+def test_a_request_whose_last_step_cannot_be_learned_is_stopped() -> None:
+    """The candidates of a step come from the target, which may lack memory for them."""
+    session, recorder = session_of(make_request([1], 1))
+    session.take(EMPTY_TREE, StepOutcome([], [4], None, Mock(side_effect=MemoryError)))
+    with pytest.raises(MemoryError):
+        session.close()
+    assert recorder.num_stops == 1
 
 
 def test_what_was_taken_is_learned_once_and_before_anything_else() -> None:
