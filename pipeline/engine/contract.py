@@ -107,7 +107,8 @@ class Engine(Protocol):
         token_ids (the path's tokens and at least one more; the tokens after the path become pending)."""
 
     def release(self, sequence: EngineSequence) -> None:
-        """Free the slot. Later sequences with the same prefix may reuse its KV. Calling it again does nothing."""
+        """Free the slot of a sequence that is not released yet. Later sequences with the same prefix may reuse its
+        KV."""
 
     def forget_cached(self) -> None:
         """Drop the KV of released sequences, so that later sequences cannot reuse it."""

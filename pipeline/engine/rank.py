@@ -91,9 +91,7 @@ class Rank:
         self.engine.commit(self._sequences[number], mine, token_ids)
 
     def release(self, number: int) -> None:
-        """Calling it again does nothing."""
-        if (sequence := self._sequences.pop(number, None)) is not None:
-            self.engine.release(sequence)
+        self.engine.release(self._sequences.pop(number))
 
     def forget_cached(self) -> None:
         self.engine.forget_cached()

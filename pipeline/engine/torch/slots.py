@@ -185,6 +185,7 @@ class SlotEngine(ABC):
 
     def release(self, sequence: EngineSequence) -> None:
         slot = slot_of(sequence)
+        assert slot.in_use, "a sequence is released once: afterwards its slot may belong to another one"
         self._clock += 1
         slot.in_use, slot.last_used = False, self._clock
 

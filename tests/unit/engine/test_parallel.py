@@ -170,6 +170,5 @@ def test_torch_ranks_that_lack_accepted_nodes_compute_them_again() -> None:
             engine.commit(sequence, path, kept)
             tokens += kept
         engine.release(sequence)
-        engine.release(sequence)
         engine.forget_cached()
         assert engine.open(np.asarray(tokens)).num_reused_tokens == 0

@@ -138,6 +138,8 @@ def test_a_continued_sequence_reuses_its_cache(reference: PreTrainedModel) -> No
     token = int(logits.choices[0])
     engine.commit(first, [], [token])
     engine.release(first)
+    with pytest.raises(AssertionError, match="released once"):  # its slot may belong to another sequence
+        engine.release(first)
     again = engine.open(np.asarray([1, 2, 3, 4, 5, token]))
     assert again.num_reused_tokens == 5
     assert again.index == first.index
