@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
+from typing import Any, ParamSpec, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ from pipeline.decoding.sources.recycling import RecyclingSource
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, read_only
 from pipeline.errors import UserError
 
-T = TypeVar("T")
 P = ParamSpec("P")
 
 NO_TABLE = empty_table(0, 1, 1)
@@ -113,7 +112,7 @@ class Drafter:
         self._requests[request_id] = _DraftingState(sources, noise)
         prompt_ids = read_only(prompt_ids)
         for source in sources:
-            self._guarded(source, None, source.start, request_id, prompt_ids, namespace)
+            self._guarded(source, source.start, request_id, prompt_ids, namespace)
 
     def leave_out(self, request_id: str, names: frozenset[str]) -> None:
         """Make the next proposal without these sources."""
@@ -141,7 +140,7 @@ class Drafter:
         left_out, request.left_out = request.left_out, frozenset()
         for source in request.sources:
             if source is not recycling and source.name not in left_out:
-                self._guarded(source, None, self._add_proposal, source, request_id, context, budget, nodes)
+                self._guarded(source, self._add_proposal, source, request_id, context, budget, nodes)
         fields = grow(
             context,
             tuple(nodes),
@@ -173,7 +172,7 @@ class Drafter:
         if request.grown is not None:
             learn_from_step(self._mix, self._calibration, request.grown, step, path)
         for source in request.sources:
-            self._guarded(source, None, source.update, request_id, step)
+            self._guarded(source, source.update, request_id, step)
         request.grown = None
         request.recent = recent_rows(step, path)
 
@@ -181,14 +180,14 @@ class Drafter:
         """Write the learned state into a folder, which drafters of other names may share. Logs write errors."""
         for source in self.sources:
             if isinstance(source, LearningSource):
-                self._guarded(source, None, _reported, source.save_learned, folder, fingerprint)
+                self._guarded(source, _reported, source.save_learned, folder, fingerprint)
         _reported(save_arrays, folder / f"{name}{STATE}", self._learned(), fingerprint)
 
     def load_learned(self, folder: Path, name: str, fingerprint: str) -> None:
         """Load the files of `save_learned`, before the first request. Logs and ignores unusable files."""
         for source in self.sources:
             if isinstance(source, LearningSource):
-                self._guarded(source, None, _reported, source.load_learned, folder, fingerprint)
+                self._guarded(source, _reported, source.load_learned, folder, fingerprint)
         path = folder / f"{name}{STATE}"
         if path.exists():
             _reported(self._load_mix, path, fingerprint)
@@ -207,7 +206,7 @@ class Drafter:
         request = self._requests.pop(request_id, None)
         if request is not None:
             for source in request.sources:
-                self._guarded(source, None, source.stop, request_id)
+                self._guarded(source, source.stop, request_id)
 
     def _add_proposal(
         self, source: DraftSource, request_id: str, context: IntArray, budget: DraftBudget, nodes: Nodes
@@ -216,17 +215,16 @@ class Drafter:
         if len(tree):
             add_tree(nodes, self.sources.index(source), tree, budget, self._vocab_size)
 
-    def _guarded(self, source: DraftSource, otherwise: T, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """The result of a call to a source, or `otherwise` if it fails."""
+    def _guarded(self, source: DraftSource, call: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
+        """Call a source. Counts a failure, and logs the first one."""
         try:
-            return call(*args, **named)
+            call(*args, **named)
         except Exception:
             self.failures[source.name] += 1
             if self.failures[source.name] == 1:
                 logger.exception(
                     "draft source %r failed; it is left out of this step, and not reported again", source.name
                 )
-            return otherwise
 
 
 def _reported(call: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
