@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -53,13 +53,6 @@ def load_vocabulary(
     return Vocabulary(tokenizer, vocab_size, end_id, special_tokens)
 
 
-class _Compiled(NamedTuple):
-    """grammar: text for llguidance. template: a matcher at the start of the grammar."""
-
-    grammar: str
-    template: LLMatcher
-
-
 class Compiler:
     """Compiles guides, with a cache. Thread safe."""
 
@@ -70,7 +63,8 @@ class Compiler:
         self._vocabulary: Vocabulary | None = None
         self._checkers = Checkers()
         self._lock = threading.RLock()
-        self._compiled: OrderedDict[Guide, Future[_Compiled]] = OrderedDict()
+        # Templates: matchers at the start of their grammar, which are copied.
+        self._compiled: OrderedDict[Guide, Future[LLMatcher]] = OrderedDict()
         self._kept: OrderedDict[tuple[Guide, tuple[int, ...]], Matcher] = OrderedDict()
         self._workers = ThreadPoolExecutor(_NUM_THREADS, "grammar")
 
@@ -119,7 +113,7 @@ class Compiler:
             finally:
                 threading.stack_size(before)
 
-    def _compile(self, guide: Guide) -> Future[_Compiled]:
+    def _compile(self, guide: Guide) -> Future[LLMatcher]:
         with self._lock:
             compiled = self._compiled.get(guide)
             if compiled is None or _has_failed(compiled):
@@ -129,26 +123,24 @@ class Compiler:
             self._compiled.move_to_end(guide)
         return compiled
 
-    def _template(self, guide: Guide) -> _Compiled:
-        vocabulary = self.vocabulary
-        grammar = grammar_text(guide, vocabulary.special_tokens)
+    def _template(self, guide: Guide) -> LLMatcher:
+        grammar = grammar_text(guide, self.vocabulary.special_tokens)
         fault = self._checkers.check(grammar)
         if not fault:
-            compiled = _Compiled(grammar, self._new(grammar))
-            fault = _fault_of(compiled.template)
+            template = self._new(grammar)
+            fault = _fault_of(template)
         if fault:
             raise RequestError(f"the guide of type {guide.kind} cannot be used: {_short(fault)}")
-        return compiled
+        return template
 
     def _new(self, grammar: str) -> LLMatcher:
         return LLMatcher(self.vocabulary.tokenizer, grammar, limits=parser_limits(), log_level=0)
 
     def _matcher(
-        self, compiling: Future[_Compiled], guide: Guide, end_ids: frozenset[int], output_ids: Sequence[int]
+        self, compiling: Future[LLMatcher], guide: Guide, end_ids: frozenset[int], output_ids: Sequence[int]
     ) -> Matcher:
-        compiled, ends = compiling.result(), self._ends(end_ids)
-        renew = partial(self._renewed, guide, compiled)
-        matcher = Matcher(compiled.template, self.vocabulary.vocab_size, ends, renew)
+        template, ends = compiling.result(), self._ends(end_ids)
+        matcher = Matcher(template, self.vocabulary.vocab_size, ends, partial(self._renewed, guide))
         matcher.consume(output_ids)
         return matcher
 
@@ -158,16 +150,17 @@ class Compiler:
         known = frozenset(token for token in end_ids if 0 <= token < vocabulary.vocab_size)
         return Ends(vocabulary.end_id, known or frozenset({vocabulary.end_id}))
 
-    def _renewed(self, guide: Guide, compiled: _Compiled) -> LLMatcher:
+    def _renewed(self, guide: Guide) -> LLMatcher:
         """A new matcher of a guide whose template has met a limit. Also replaces the template for later requests."""
-        renewed: Future[_Compiled] = Future()
-        renewed.set_result(_Compiled(compiled.grammar, self._new(compiled.grammar)))
+        grammar = grammar_text(guide, self.vocabulary.special_tokens)
+        renewed: Future[LLMatcher] = Future()
+        renewed.set_result(self._new(grammar))
         with self._lock:
             self._compiled[guide] = renewed
-        return self._new(compiled.grammar)
+        return self._new(grammar)
 
 
-def _has_failed(compiled: Future[_Compiled]) -> bool:
+def _has_failed(compiled: Future[LLMatcher]) -> bool:
     """Whether a compilation has failed for another reason than its guide, such as a lack of memory."""
     if not compiled.done() or compiled.cancelled():
         return False
