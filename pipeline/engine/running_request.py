@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pipeline.config.schema import SOURCE_ROWS, SuppliedDraftConfig
 from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.log_probs import PromptLogits
+from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.sampling import needs_logits
 from pipeline.decoding.session import Session
 from pipeline.decoding.sources.base import DraftBudget
@@ -42,6 +43,11 @@ class RunningRequest:
     prompt: PromptLogits = field(default_factory=lambda: PromptLogits([], []))
 
     @property
+    def request(self) -> GenerationRequest:
+        """The request with its end tokens, which may be those of its guide."""
+        return self.session.request
+
+    @property
     def has_supplied(self) -> bool:
         """Whether drafts that came with the request are verified in the next step."""
         return self.num_steps == 0 and len(self.submission.supplied) > 0
@@ -63,7 +69,7 @@ class RunningRequest:
 
     def last_event(self, error: Exception | None = None) -> StepEvent:
         """The event of an end without further tokens. error: the reason, unless it was cancelled."""
-        return StepEvent(self.submission.request.request_id, [], self.session.statistics, None, error)
+        return StepEvent(self.request.request_id, [], self.session.statistics, None, error)
 
 
 def by_urgency(running: Sequence[RunningRequest], max_draft_tokens: int) -> list[RunningRequest]:
@@ -83,9 +89,8 @@ def start_request(
     RequestError if the request's guide cannot be used. After an error the slot is free again."""
     submission, request, limits = entry.submission, entry.submission.request, engine.limits
     matcher = entry.matcher.result() if entry.matcher is not None else None
-    if matcher is not None and request.end_ids != matcher.end_ids:
+    if matcher is not None:
         request = replace(request, end_ids=matcher.end_ids)  # a request without end tokens gets the vocabulary's
-        submission = replace(submission, request=request)
     names = source_names(submission.strategy, drafter.names, submission.lookahead is not None)
     if submission.only_supplied:
         names &= {SUPPLIED}

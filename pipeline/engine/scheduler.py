@@ -157,7 +157,7 @@ class Scheduler:
                 raise
             except Exception as error:  # affects this request only; its requester gets the error
                 if not isinstance(error, RequestError):
-                    logger.exception("request %s failed", running.submission.request.request_id)
+                    logger.exception("request %s failed", running.request.request_id)
                 self._end(running, running.last_event(error))
 
     def _serve(self) -> None:
@@ -197,7 +197,7 @@ class Scheduler:
         for entry in dropped:
             notify(entry.on_event, ended_waiting(entry.submission, FinishReason.CANCELLED))
         for running in list(self._running):
-            if running.submission.request.request_id in cancelled:
+            if running.request.request_id in cancelled:
                 running.session.cancel()
                 self._end(running, running.last_event())
 
@@ -248,8 +248,8 @@ class Scheduler:
         return PlanItem(tree, num_pending, cached, is_last, names, seconds if names else None)
 
     def _advance(self, running: RunningRequest, item: VerifyItem, masks: TreeMasks | None, logits: NodeLogits) -> None:
-        submission = running.submission
-        running.prompt.add(logits.pending(), submission.request.prompt_ids, submission.wanted)
+        if running.wants_prompt_rows:
+            running.prompt.add(logits.pending(), running.request.prompt_ids, running.submission.wanted)
         if running.sequence.num_pending:  # more of a prompt, whose rows are requested
             return
         event = advance(self.engine, running, item.tree, logits, masks)
@@ -270,7 +270,7 @@ class Scheduler:
 
     def _end(self, running: RunningRequest, event: StepEvent) -> None:
         """Free the request's slot and send its last event. event: result of the last step, or the error."""
-        session, request = running.session, running.submission.request
+        session, request = running.session, running.request
         self._deferred.append(session.close)
         self.engine.release(running.sequence)
         self._running.remove(running)

@@ -30,9 +30,7 @@ def start_masks(running: RunningRequest, item: VerifyItem) -> TreeMasks | None:
     matcher = running.session.matcher
     if matcher is None or item.num_pending != running.sequence.num_pending:
         return None
-    masks = TreeMasks(matcher, item.tree)
-    masks.start()
-    return masks
+    return TreeMasks(matcher, item.tree)
 
 
 def advance(
@@ -46,11 +44,10 @@ def advance(
     emitted = session.take(tree, StepOutcome(accepted.nodes, accepted.token_ids, logits.choices, top_k))
     log_probs = []
     if wanted.of_output:
-        end_ids = running.submission.request.end_ids
         log_probs = [
             token_log_prob(logits.row(node + 1), token, wanted.num_top, wanted.generation_logits)
             for node, token in zip((ROOT, *accepted.nodes), emitted, strict=False)
-            if token not in end_ids
+            if token not in running.request.end_ids
         ]
     # Accepted nodes after the end of the output are left out: a window may reach beyond max_seq_len.
     nodes = accepted.nodes[: len(emitted) - 1]
@@ -65,7 +62,7 @@ def advance(
     prompt, running.prompt = running.prompt if running.wants_prompt_rows else None, PromptLogits([], [])
     running.num_steps += 1
     return StepEvent(
-        running.submission.request.request_id,
+        running.request.request_id,
         emitted + certain,
         session.statistics,
         log_probs=log_probs,
@@ -74,7 +71,7 @@ def advance(
 
 
 def _chooser(running: RunningRequest, logits: NodeLogits, masks: TreeMasks | None) -> Choose:
-    request, session, choices = running.submission.request, running.session, logits.choices
+    request, session, choices = running.request, running.session, logits.choices
 
     def choose(node: int, emitted: Sequence[int]) -> int:
         greedy = int(choices[node + 1])

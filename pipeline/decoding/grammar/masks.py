@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -47,23 +47,18 @@ class TreeMasks:
     """
 
     def __init__(self, matcher: Matcher, tree: DraftTree) -> None:
+        """Start the computation. Until `finish`, no other code may use the matcher."""
         self.seconds = 0.0
         self._matcher = matcher
         self._tree = tree
         self._masks: dict[int, TokenMask] = {}
         self._stop = threading.Event()
-        self._job: Future[None] | None = None
-
-    def start(self) -> None:
-        """Start the computation. Until `finish`, no other code may use the matcher."""
         self._job = _worker.submit(self._compute)
 
     def finish(self) -> None:
         """Stop the computation after the pass; finished masks are kept."""
-        if self._job is not None:
-            self._stop.set()
-            self._job.result()
-            self._job = None
+        self._stop.set()
+        self._job.result()
 
     def at(self, node: int) -> TokenMask:
         """The mask after a node, or after the root (`ROOT`). Raises RequestError if the grammar permits no continuation

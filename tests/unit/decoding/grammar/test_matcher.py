@@ -127,7 +127,6 @@ def test_masks_of_a_tree_are_those_of_a_fresh_matcher_on_each_path(
     tree = matcher.guided(tree_from_lists(tokens, parents), 20, 20)
     children = children_of(tree)
     masks = TreeMasks(matcher, tree)
-    masks.start()
     masks.finish()
     found = dict(matcher.masks_of(tree.token_ids.tolist(), children))
     for node in (ROOT, *range(len(tree))):
@@ -202,7 +201,6 @@ def test_an_error_at_a_draft_does_not_end_the_request() -> None:
     assert 0 < len(found) < len(path)
     assert None not in found.values()
     masks = TreeMasks(matcher, chain(path))
-    masks.start()
     masks.finish()
     assert matcher.token_ids == []
     assert permitted(masks.at(ROOT)) == permitted(matcher.mask_after([])) == {"a", "b", "ab", "aba", "bb"}
