@@ -85,12 +85,16 @@ class Compiler:
         check_guide(guide)
         with self._lock:
             kept = self._kept.pop((guide, tuple(output_ids)), None)
+        result: Future[Matcher] = Future()
         if kept is not None and kept.end_ids == self._ends(end_ids).end_ids:
-            ready: Future[Matcher] = Future()
-            ready.set_result(kept)
-            return ready
-        compiled = self._compile(guide)
-        return self._submit(self._matcher, compiled, guide, end_ids, output_ids)
+            result.set_result(kept)
+            return result
+        compiled, finish = self._compile(guide), partial(self._finish, result, guide, end_ids, output_ids)
+        if compiled.done():
+            self._submit(finish, compiled)
+        else:  # a worker that waited for this grammar could compile no other one meanwhile
+            compiled.add_done_callback(finish)
+        return result
 
     def keep(self, guide: Guide, matcher: Matcher) -> None:
         """Cache the matcher of a finished output, which another request may continue."""
@@ -136,13 +140,22 @@ class Compiler:
     def _new(self, grammar: str) -> LLMatcher:
         return LLMatcher(self.vocabulary.tokenizer, grammar, limits=parser_limits(), log_level=0)
 
-    def _matcher(
-        self, compiling: Future[LLMatcher], guide: Guide, end_ids: frozenset[int], output_ids: Sequence[int]
-    ) -> Matcher:
-        template, ends = compiling.result(), self._ends(end_ids)
-        matcher = Matcher(template, self.vocabulary.vocab_size, ends, partial(self._renewed, guide))
-        matcher.consume(output_ids)
-        return matcher
+    def _finish(
+        self,
+        result: Future[Matcher],
+        guide: Guide,
+        end_ids: frozenset[int],
+        output_ids: Sequence[int],
+        compiled: Future[LLMatcher],
+    ) -> None:
+        """Complete the future of a matcher whose guide was compiled or refused."""
+        try:
+            renew = partial(self._renewed, guide)
+            matcher = Matcher(compiled.result(), self.vocabulary.vocab_size, self._ends(end_ids), renew)
+            matcher.consume(output_ids)
+            result.set_result(matcher)
+        except Exception as error:
+            result.set_exception(error)
 
     def _ends(self, end_ids: frozenset[int]) -> Ends:
         """The ends of a request with these end tokens, without tokens outside the vocabulary."""

@@ -16,6 +16,7 @@ from pipeline.decoding.grammar.checker import PARENT_STACK_BYTES
 from pipeline.decoding.grammar.compiler import Compiler
 from pipeline.decoding.grammar.guide import Guide
 from tests.grammars import vocabulary
+from tests.patience import PATIENCE_S
 
 
 def test_the_cache_stays_bounded_if_grammars_of_dropped_guides_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,4 +90,23 @@ def test_a_guide_is_compiled_by_a_process_with_many_connections() -> None:
     compiler = Compiler(vocabulary)
     with many_open_files(1100):
         compiler._compile(Guide("regex", "a")).result()
+    compiler.close()
+
+
+def test_a_grammar_that_takes_long_delays_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, may_end = Compiler(vocabulary), threading.Event()
+    check = compiler._checkers.check
+
+    def checked(grammar: str) -> str:
+        assert "abab" not in grammar or may_end.wait(PATIENCE_S)
+        return check(grammar)
+
+    monkeypatch.setattr(compiler._checkers, "check", checked)
+    slow = [compiler.matcher(Guide("regex", "abab"), frozenset()) for _ in range(3)]
+    try:
+        compiler.matcher(Guide("regex", "b"), frozenset()).result(PATIENCE_S / 10)
+        assert not any(matcher.done() for matcher in slow)
+    finally:
+        may_end.set()
+    assert len({id(matcher.result(PATIENCE_S)) for matcher in slow}) == 3
     compiler.close()
