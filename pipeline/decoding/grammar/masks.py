@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -58,11 +58,12 @@ class TreeMasks:
     def finish(self) -> None:
         """Stop the computation after the pass; finished masks are kept."""
         self._stop.set()
-        self._job.result()
+        wait((self._job,))
 
     def at(self, node: int) -> TokenMask:
         """The mask after a node, or after the root (`ROOT`). Raises RequestError if the grammar permits no continuation
-        there."""
+        there, or the error of the computation, which thus ends this request only."""
+        self._job.result()
         mask = self._masks.get(node)
         if mask is None:
             started = time.perf_counter()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from itertools import count
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from pipeline.decoding.grammar.compiler import Compiler
 from pipeline.decoding.grammar.guide import Guide
+from pipeline.decoding.grammar.matcher import Matcher
 from pipeline.decoding.request import FinishReason
 from pipeline.engine.scheduler import Scheduler
-from pipeline.engine.submission import StepEvent, Submission
+from pipeline.engine.submission import GenerationResult, StepEvent, Submission
 from pipeline.errors import BusyError, RequestError
 from tests import fakes
 from tests.fakes import make_request
@@ -93,6 +96,26 @@ def test_no_request_waits_for_another_ones_grammar(slow: tuple[Scheduler, thread
     may_compile.set()
     assert finished[guided.request_id].wait(PATIENCE_S)
     assert ended[guided.request_id].error is None
+
+
+def test_a_failure_of_one_requests_masks_ends_that_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks_of, calls = Matcher.masks_of, count()
+
+    def failing(matcher: Matcher, *arguments: Any) -> Any:
+        if next(calls) == 0:
+            raise MemoryError
+        return masks_of(matcher, *arguments)
+
+    monkeypatch.setattr(Matcher, "masks_of", failing)
+    scheduler, results = make_scheduler(), [GenerationResult(), GenerationResult()]
+    for result in results:
+        scheduler.submit(Submission(make_request(guide=regex("(ab)+")), "none"), result.take)
+    while scheduler._queue.known:
+        scheduler._wait_for_work()
+        scheduler.step()
+    assert isinstance(results[0].error, MemoryError)
+    assert results[1].error is None
+    assert results[1].output_ids
 
 
 def test_the_guide_of_a_refused_request_is_not_compiled() -> None:
