@@ -17,7 +17,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -151,14 +152,21 @@ class Scheduler:
         for (running, item), tree_masks, logits in zip(planned, masks, results, strict=True):
             if logits is None:
                 continue
-            try:
+            with self._ending_on_error(running):
                 self._advance(running, item, tree_masks, logits)
-            except EngineError:  # affects all requests
-                raise
-            except Exception as error:  # affects this request only; its requester gets the error
-                if not isinstance(error, RequestError):
-                    logger.exception("request %s failed", running.request.request_id)
-                self._end(running, running.last_event(error))
+
+    @contextmanager
+    def _ending_on_error(self, running: RunningRequest) -> Iterator[None]:
+        """End a request whose part of a step fails; its requester gets the error. An EngineError affects all requests,
+        so it is raised."""
+        try:
+            yield
+        except EngineError:
+            raise
+        except Exception as error:
+            if not isinstance(error, RequestError):
+                logger.exception("request %s failed", running.request.request_id)
+            self._end(running, running.last_event(error))
 
     def _serve(self) -> None:
         while True:
@@ -228,9 +236,10 @@ class Scheduler:
             chunk = min(num_pending, self._prefill_chunk, room)
             if chunk <= 0:
                 break
-            room -= chunk
-            chosen.append(running)
-            items.append(self._item(running, chunk, is_last=chunk == num_pending))
+            with self._ending_on_error(running):
+                items.append(self._item(running, chunk, is_last=chunk == num_pending))
+                chosen.append(running)
+                room -= chunk
         trees = self._planner.plan(items, max_num_tokens)
         return [
             (running, VerifyItem(running.sequence, tree, item.num_pending, running.wants_prompt_rows, running.num_top))

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.decoding.request import FinishReason
-from pipeline.decoding.tree import IntArray
+from pipeline.decoding.session import Session
+from pipeline.decoding.tree import DraftTree, IntArray
 from pipeline.engine.contract import EngineLimits
-from pipeline.engine.submission import StepEvent, Submission
+from pipeline.engine.submission import GenerationResult, StepEvent, Submission
 from pipeline.errors import BusyError
 from tests.fakes import VOCAB_SIZE, HostileSource, TableEngine, make_request, make_scheduler, plain_decode
 from tests.logs import Logs
@@ -97,6 +98,27 @@ def test_a_failing_pass_ends_the_requests_in_it_with_the_error_and_the_server_li
     assert "engine step failed" in logs.text
     assert done[second.request_id].finish_reason is FinishReason.LENGTH
     assert engine.held == []
+
+
+def test_a_request_that_cannot_draft_ends_alone(monkeypatch: pytest.MonkeyPatch, logs: Logs) -> None:
+    scheduler, (failing, other) = make_scheduler(), (make_request(), make_request())
+    results = {request.request_id: GenerationResult() for request in (failing, other)}
+    propose = Session.propose
+
+    def fails(session: Session, *arguments: float) -> DraftTree:
+        if session.request is failing:
+            raise MemoryError
+        return propose(session, *arguments)
+
+    monkeypatch.setattr(Session, "propose", fails)
+    for request in (failing, other):
+        scheduler.submit(Submission(request, "trie"), results[request.request_id].take)
+    while scheduler._queue.known:
+        scheduler.step()
+    assert isinstance(results[failing.request_id].error, MemoryError)
+    assert results[other.request_id].output_ids == plain_decode(other)
+    assert scheduler.engine.held == []  # type: ignore[attr-defined]
+    assert f"request {failing.request_id} failed" in logs.text
 
 
 def test_a_request_that_cannot_start_gets_the_error_and_its_id_is_free_again(logs: Logs) -> None:
