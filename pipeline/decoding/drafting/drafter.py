@@ -132,8 +132,8 @@ class Drafter:
         context = read_only(context)
         table, key, first_rows = NO_TABLE, np.uint64(0), NO_FIRST_ROWS
         recycling = self._recycling
-        if recycling is not None and recycling in request.sources:
-            table, key, first_rows = recycling.table, recycling.table_key(request_id), recycling.first_rows
+        if recycling is not None and (own := recycling.table_key(request_id)) is not None:
+            table, key, first_rows = recycling.table, own, recycling.first_rows
         num_listed = table.ids.shape[0] * table.ids.shape[2] + first_rows.ids.shape[1]
         room = 1 + budget.max_nodes * (len(self.sources) + num_listed)
         nodes = new_nodes(room, self._mix.weights.shape[1] - 1)

@@ -38,8 +38,9 @@ class RecyclingSource:
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
         self._keys[request_id] = namespace_key(namespace)
 
-    def table_key(self, request_id: str) -> np.uint64:
-        return self._keys[request_id]
+    def table_key(self, request_id: str) -> np.uint64 | None:
+        """The key of the request's namespace; None for a request that was not started here."""
+        return self._keys.get(request_id)
 
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
         """Return no nodes: the drafter itself continues every path from `table`."""

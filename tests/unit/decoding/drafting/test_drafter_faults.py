@@ -7,8 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from pipeline.config.schema import RecyclingDraftConfig
+from pipeline.decoding.drafting.drafter import Drafter
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.sources.recycling import RecyclingSource
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain
 from tests.logs import Logs
 from tests.unit.decoding.scripted import BUDGET, CONTEXT, VOCAB, Scripted, drafter_of, fail, paths_of, step_of
@@ -61,6 +64,14 @@ def test_a_source_that_fails_to_start_or_learn_affects_no_other() -> None:
     drafter.stop("r")
     assert drafter.failures == {"hopeless": 4, "good": 0}
     assert good.heard
+
+
+def test_token_recycling_that_fails_to_start_affects_no_other_source() -> None:
+    recycling, good = RecyclingSource(RecyclingDraftConfig()), Scripted("good", lambda _: chain([7, 8]))
+    drafter = Drafter((recycling, good), VOCAB)
+    drafter.start("r", CONTEXT, "\ud800", frozenset({"recycling", "good"}))  # half a character
+    assert drafter.failures == {"recycling": 1, "good": 0}
+    assert paths_of(drafter.propose("r", CONTEXT, BUDGET)) == {(7,), (7, 8)}
 
 
 def test_a_source_that_changes_its_step_changes_it_for_no_other() -> None:
