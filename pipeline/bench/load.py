@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import Any
@@ -110,8 +110,8 @@ def run_load(
 
     with ThreadPoolExecutor(plan.concurrency) as clients:
         try:
-            for running in [clients.submit(client) for _ in range(plan.concurrency)]:
-                running.result()
+            for ended in as_completed([clients.submit(client) for _ in range(plan.concurrency)]):
+                ended.result()
         finally:
             stopped.set()
     result.seconds = elapsed()

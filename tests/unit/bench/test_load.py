@@ -89,12 +89,19 @@ def test_no_request_may_take_longer_than_duration_and_grace() -> None:
     assert server.timeouts == sorted(server.timeouts, reverse=True)
 
 
-def test_a_bug_in_a_client_is_not_swallowed() -> None:
-    def broken(query: TextQuery, timeout_s: float) -> Completion:
-        raise KeyError("bug")
+def test_a_bug_in_one_client_ends_the_load_before_its_duration() -> None:
+    last = threading.Lock()
 
+    def generate(query: TextQuery, timeout_s: float) -> Completion:
+        if query is QUERIES[1] and last.acquire(blocking=False):  # the request of the second client
+            raise KeyError("bug")
+        time.sleep(0.01)
+        return answer()
+
+    started = time.monotonic()
     with pytest.raises(KeyError):
-        run_load(broken, QUERIES, LoadPlan(1, duration_s=1))
+        run_load(generate, QUERIES, LoadPlan(2, duration_s=10 * PATIENCE_S))
+    assert time.monotonic() - started < PATIENCE_S
 
 
 @pytest.mark.parametrize("max_rate", [None, 0.01])
