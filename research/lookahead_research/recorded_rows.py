@@ -9,6 +9,7 @@ learns a little less than a live run; `known` and `asked` count how much.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from pipeline.decoding.drafting.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
 from pipeline.errors import UserError
-from pipeline.files import read_arrays
+from pipeline.files import read_arrays, write_atomically
 from pipeline.json_lines import reading
 
 UNKNOWN = -1
@@ -117,25 +118,40 @@ class RecordedRows:
 
 
 def save_rows(path: Path, recorded: Sequence[RecordedRows], first_rows: FirstRows = NO_FIRST_ROWS) -> None:
-    """Write rows of texts, and the first rows, to one compressed file."""
-    arrays = {f"{_FIRST}.{key}": value for key, value in first_rows._asdict().items()}
+    """Write rows of texts, and the first rows, to one compressed file. An existing file keeps its rows of other
+    texts."""
+    arrays = read_arrays(path) if path.is_file() else {}
+    arrays |= {f"{_FIRST}.{key}": value for key, value in first_rows._asdict().items()}
     for rows in recorded:
         arrays |= {f"{_name(rows.text)}.{key}": value for key, value in rows.arrays().items()}
-    with path.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    write_atomically(path, [content.getvalue()])
 
 
 def load_rows(path: Path, texts: Sequence[IntArray]) -> tuple[list[RecordedRows], FirstRows]:
-    """Read the rows of these texts, and the first rows, from a file of `save_rows`. Raises UserError if the file is
-    missing, has another format or lacks one of the texts."""
+    """As `find_rows`. Raises UserError also if the file lacks one of the texts."""
+    found, first_rows = find_rows(path, texts)
+    recorded = [rows for rows in found if rows is not None]
+    if len(recorded) < len(found):
+        raise UserError(
+            f"{path} has no rows of output {found.index(None) + 1}; record them with `lookahead research record`."
+        )
+    return recorded, first_rows
+
+
+def find_rows(path: Path, texts: Sequence[IntArray]) -> tuple[list[RecordedRows | None], FirstRows]:
+    """Read the rows of these texts, None for a text without, and the first rows, from a file of `save_rows`. Raises
+    UserError if the file is missing or has another format."""
     try:
         with reading(path):
             stored = read_arrays(path)
-        found = []
-        for index, text in enumerate(texts, 1):
-            if f"{_name(text)}.ids" not in stored:
-                raise UserError(f"{path} has no rows of output {index}; record them with `lookahead research record`.")
-            found.append(RecordedRows.from_arrays(text, {key: stored[f"{_name(text)}.{key}"] for key in _ARRAYS}))
+        found = [
+            RecordedRows.from_arrays(text, {key: stored[f"{_name(text)}.{key}"] for key in _ARRAYS})
+            if f"{_name(text)}.ids" in stored
+            else None
+            for text in texts
+        ]
         return found, FirstRows(*(stored[f"{_FIRST}.{key}"] for key in FirstRows._fields))
     except (ValueError, KeyError) as error:
         raise UserError(f"{path} is not a file of `lookahead research record`, or is damaged: {error}.") from error

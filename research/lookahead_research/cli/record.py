@@ -26,7 +26,7 @@ def record(
     from dataclasses import replace
 
     from lookahead_research.known_outputs import load_replay_rows, require_room, require_vocabulary
-    from lookahead_research.recorded_rows import RecordedRows, load_rows, save_rows
+    from lookahead_research.recorded_rows import RecordedRows, find_rows, save_rows
     from lookahead_research.recording import LiveRows, text_rows
     from lookahead_research.replay import replay
     from pipeline.bench.contenders.in_process import open_in_process
@@ -38,6 +38,7 @@ def record(
     require_writable(out, outputs)
     rows = load_replay_rows(outputs)[:limit]
     texts = [row.text for row in rows]
+    earlier = find_rows(out, texts)[0] if out.is_file() else [None] * len(texts)
     artifact = shared.built_artifact(shared.resolve(model, profile, overrides))
     engine = open_in_process(artifact).engine
     require_vocabulary(rows, engine.limits.vocab_size)
@@ -45,13 +46,10 @@ def record(
     stored = load_first_rows(artifact)
     first_rows = NO_FIRST_ROWS if stored is None else stored.rows
     with output.steps("recording", len(rows) * (1 + len(budgets))) as step:
-        if out.exists():
-            recorded, _ = load_rows(out, texts)
-        else:
-            recorded = []
-            for text in texts:
-                recorded.append(RecordedRows(text, *text_rows(engine, text, width)))
-                step("outputs")
+        recorded = []
+        for text, rows_of_text in zip(texts, earlier, strict=True):
+            recorded.append(rows_of_text or RecordedRows(text, *text_rows(engine, text, width)))
+            step("outputs")
         live = [replace(row, target=LiveRows(each, engine)) for row, each in zip(rows, recorded, strict=True)]
         replay(
             live, "hybrid", budgets, ["warm"], on_row=lambda: step("drafts"), max_draft_len=32, first_rows=first_rows

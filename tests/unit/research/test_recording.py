@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lookahead_research.known_outputs import ReplayRow
-from lookahead_research.recorded_rows import RecordedRows, load_rows, save_rows
+from lookahead_research.recorded_rows import RecordedRows, find_rows, load_rows, save_rows
 from lookahead_research.recording import LiveRows, text_rows
 from lookahead_research.replay import replay
 
@@ -106,6 +106,18 @@ def test_rows_are_those_of_the_engine_and_what_was_never_computed_is_unknown() -
     below = [*text[:position].tolist(), wrong, 3]
     assert ids[3].tolist() == np.argsort(-table_logits(below))[:4].tolist()
     assert rows.candidates(position, tree, 4)[0].tolist() == ids.tolist()
+
+
+def test_a_file_is_extended_and_keeps_the_rows_of_other_texts(tmp_path: Path) -> None:
+    rows, path = known_outputs(2), tmp_path / "rows.npz"
+    files, (first, second) = recorded(rows, TableEngine()), [row.text for row in rows]
+    save_rows(path, files[:1])
+    found, _ = find_rows(path, [second, first])
+    assert found[0] is None
+    assert found[1] is not None
+    save_rows(path, files[1:])
+    assert [each.text.tolist() for each in load_rows(path, [first, second])[0]] == [first.tolist(), second.tolist()]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["rows.npz"]
 
 
 def test_rows_of_another_text_and_other_files_are_refused(tmp_path: Path) -> None:
