@@ -151,10 +151,7 @@ def faults_of_window(resolved: ResolvedConfig) -> Iterator[Fault]:
             f"the engine verifies at most engine.max_draft_tokens = {engine.max_draft_tokens}.",
             "Raise the limit or choose smaller sizes.",
             uses=(origin, "engine.max_draft_tokens"),
-            fixes=(
-                f"engine.max_draft_tokens={lookahead.max_draft_len}",
-                f"{origin}=null",
-            ),
+            fixes=(f"engine.max_draft_tokens={lookahead.max_draft_len}",),
         )
     if lookahead.max_draft_len < engine.max_seq_len:  # a larger one does not fit whatever the pass holds
         windows = f"lookahead windows (W = {w}, N = {n}, G = {g})"

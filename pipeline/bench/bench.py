@@ -125,11 +125,11 @@ def run_bench(
     points: list[CostPoint] = []
     meter = LoadMeter() if plan.url is None else None  # a server counts as another program
     in_process: list[SchedulerContender] = []
-    if plan.url is None:
-        if plan.cost_curve:
-            stored = measure_cost_curve(artifact, note)
-            note(f"cost curve: {cost_curve_path(artifact)}, {stored.to_text()}")
-            points = [*stored.points]
+    if plan.cost_curve:
+        stored = measure_cost_curve(artifact, note)
+        note(f"cost curve: {cost_curve_path(artifact)}, {stored.to_text()}")
+        points = [*stored.points]
+    if rows and plan.url is None:
         opened = open_in_process(artifact)
         in_process = [opened.contender(strategy) for strategy in plan.strategies]
     if rows:

@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError
 KeyPath = tuple[str | int, ...]
 
 # Keys that select the type of a union. pydantic puts their value into the path of an error.
-_TAGS = ("source", "kind")
+TAGS = ("source", "kind")
 _TYPES = {
     "bool": "true or false",
     "int": "a whole number",
@@ -234,7 +234,7 @@ def _chosen(annotation: Any, value: Any) -> Any:
     if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
         return annotation
     for member in typing.get_args(annotation):
-        for tag in _TAGS:
+        for tag in TAGS:
             field = getattr(member, "model_fields", {}).get(tag)
             if field is not None and isinstance(value, Mapping) and value.get(tag) == field.default:
                 return member
@@ -246,7 +246,7 @@ def _place(location: tuple[str | int, ...], data: Mapping[str, Any], *, is_missi
     path: list[str | int] = []
     value: Any = data
     for part in location:
-        if isinstance(value, Mapping) and part not in value and part in [value.get(tag) for tag in _TAGS]:
+        if isinstance(value, Mapping) and part not in value and part in [value.get(tag) for tag in TAGS]:
             continue
         is_here = part in value if isinstance(value, Mapping) else isinstance(part, int)
         if not is_here and not is_missing:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.faults import Fault, KeyPath, did_you_mean
+from pipeline.config.faults import TAGS, Fault, KeyPath, did_you_mean
 from pipeline.config.folders import SHIPPED, Folders, expanded
 from pipeline.config.yaml_text import parse_yaml
 from pipeline.errors import ConfigError
@@ -202,13 +202,13 @@ def _read_yaml(path: Path) -> RawSettings:
 
 
 def _merge(base: RawSettings, over: RawSettings) -> tuple[dict[str, Any], dict[KeyPath, str]]:
-    """Merge mappings key by key, and replace other values and mappings with another `source` or `kind`. Returns the
+    """Merge mappings key by key, and replace other values and mappings with another tag. Returns the
     result and the origin of each setting (see `RawSettings`)."""
     origins = dict(base.origins) | {(): over.origins[()]}
 
     def merge(low: Any, high: Any, path: KeyPath) -> Any:
         are_mappings = isinstance(low, Mapping) and isinstance(high, Mapping)
-        if are_mappings and all(low.get(tag) == high.get(tag, low.get(tag)) for tag in ("source", "kind")):
+        if are_mappings and all(low.get(tag) == high.get(tag, low.get(tag)) for tag in TAGS):
             return {**low, **{key: merge(low.get(key), value, (*path, key)) for key, value in high.items()}}
         for known in [known for known in origins if known[: len(path)] == path and known]:
             del origins[known]

@@ -88,7 +88,8 @@ def test_without_data_the_prompts_that_come_with_the_program_are_measured() -> N
     assert "2 of 2 outputs are token for token those of none." in result.output
 
 
-def test_the_cost_curve_is_stored_with_the_engine(tmp_path: Path) -> None:
+def test_the_cost_curve_is_stored_with_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.bench.bench.open_in_process", None)  # the engine is not loaded a second time
     result = lookahead("bench", *MODEL, "--cost-curve", "--json", tmp_path / "out.json")
     assert result.exit_code == 0, result.output
     assert len(load_results(tmp_path / "out.json").cost_curve) > 20

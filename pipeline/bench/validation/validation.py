@@ -27,6 +27,8 @@ Outcome = Literal["passed", "failed", "skipped"]
 
 TAIL_LINES = 30
 FREE_PORTS = tuple(f"server.{name}=0" for name in ServerConfig.model_fields if name.endswith("_port"))
+# File of the bench's results, in the folder of a validation.
+BENCH_JSON = "bench.json"
 PROMPT = "Write a function that adds two numbers, and one that adds three."
 # Placeholder in a stage's arguments for the address of the server that stage "serve" has started.
 SERVER = "{server}"
@@ -88,7 +90,6 @@ def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[ValidationStage, ...
     which = ("--model", plan.model, "--profile", plan.profile, *_set(plan.settings))
     strategies = ",".join(plan.strategies)
     amount = ("--limit", str(plan.num_prompts), "--max-new-tokens", str(plan.max_new_tokens))
-    bench_json = str(out_dir / "bench.json")
     one_prompt = ("generate", PROMPT, "--max-tokens", "32", "--json")
     verify = ("verify", *which, "--url", SERVER, "--strategies", strategies, "--reference", *amount)
     load = ("load", "--concurrency", "8", "--duration", f"{plan.load_seconds:g}", "--json")
@@ -103,7 +104,7 @@ def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[ValidationStage, ...
         ValidationStage(
             "verify", "identical tokens under every strategy, and those of transformers", verify, ("serve",)
         ),
-        ValidationStage("bench", "speed of each strategy", (*bench, "--json", bench_json), ("serve",)),
+        ValidationStage("bench", "speed of each strategy", (*bench, "--json", str(out_dir / BENCH_JSON)), ("serve",)),
         ValidationStage("load", "eight clients at once", load, ("serve",)),
         ValidationStage("switch", f"profile {plan.other_profile} on the running server", switch, ("serve",)),
         ValidationStage("again", "one prompt under the other profile", one_prompt, ("switch",)),

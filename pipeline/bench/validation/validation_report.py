@@ -11,13 +11,11 @@ from typing import Any
 from pipeline.bench.report.manifest import manifest_of
 from pipeline.bench.report.report import markdown_of
 from pipeline.bench.report.results import load_results
-from pipeline.bench.validation.validation import StageResult, ValidationPlan, has_passed
+from pipeline.bench.validation.validation import BENCH_JSON, StageResult, ValidationPlan, has_passed
 from pipeline.engine.backend import backend_of
 from pipeline.errors import UserError
 from pipeline.files import write_atomically
 from pipeline.markdown import markdown_table
-
-BENCH_JSON = "bench.json"
 
 
 def report_of(plan: ValidationPlan, results: Sequence[StageResult]) -> dict[str, Any]:
