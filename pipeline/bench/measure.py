@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.bench.contenders.contender import Contender
-from pipeline.bench.data.workload import Prompt, Turns, WorkloadRow, prompt_ids_of
+from pipeline.bench.data.workload import Prompt, Turns, WorkloadRow, output_text, prompt_ids_of
 from pipeline.bench.report.results import MeasuredRequest, RequestRecord, Warmth
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.request import GenerationRequest, SamplingParams
@@ -126,5 +126,5 @@ def _measure_row(
             )
             for index, contender in enumerate(contenders)
         ]
-        messages.append(codec.decode(baseline_ids))
+        messages.append(output_text(codec, baseline_ids))
     return records

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.bench.contenders.contender import SchedulerContender
+from pipeline.bench.data.workload import output_text
 from pipeline.config.schema.profile import ProfileConfig
 from pipeline.decoding.grammar.compiler import Compiler
 from pipeline.decoding.strategy import STRATEGIES, source_names
@@ -33,9 +34,7 @@ class InProcess:
         return self.codec.end_ids
 
     def decode(self, output_ids: Sequence[int]) -> str:
-        """The text of an output, without its end token."""
-        ended = bool(output_ids) and output_ids[-1] in self.end_ids
-        return self.codec.decode(output_ids[:-1] if ended else output_ids)
+        return output_text(self.codec, output_ids)
 
     def contender(self, strategy: str, always_drafts: bool = False) -> SchedulerContender:
         """A strategy with its own draft sources. Its planner keeps the measured time of drafting, which is no learned

@@ -169,6 +169,12 @@ def first_prompts(codec: TextCodec, rows: Sequence[WorkloadRow], raw: bool) -> l
     return [NamedPrompt(row_id, prompt_ids_of(codec, prompt), prompt) for row_id, prompt in prompts.items()]
 
 
+def output_text(codec: TextCodec, output_ids: Sequence[int]) -> str:
+    """The text of an output, without its end token."""
+    ended = bool(output_ids) and output_ids[-1] in codec.end_ids
+    return codec.decode(output_ids[:-1] if ended else output_ids)
+
+
 def conversation_of(prompt: Prompt) -> list[dict[str, str]]:
     """The messages as role and content, for chat templates and servers."""
     system = [{"role": "system", "content": prompt.system}] if prompt.system else []

@@ -74,7 +74,7 @@ def test_cold_forgets_before_each_row_and_warm_before_each_repeat(warmth: str, t
 
 def test_all_turns_go_on_from_the_baselines_answer() -> None:
     log: list[str] = []
-    contenders = [Recorder("x", log), Recorder("y", log, [67, 68])]
+    contenders = [Recorder("x", log, [65, 66, 2]), Recorder("y", log, [67, 68])]  # 2 is the end token
     records = measure(contenders, ROWS[:1], fake_codec(), MeasureOptions(turns="all"))
     assert [record.id for record in records] == ["a", "a", "a#2", "a#2"]
     assert log[-1] == "y: S<u>1<a>AB<u>2<a>"
