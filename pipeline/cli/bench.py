@@ -168,8 +168,8 @@ def show_results(results: BenchResults) -> None:
     from pipeline.bench.report.report import headline, sections_of
 
     for section in sections_of(results):
-        if section.is_measured and section.table is not None:
-            output.table(section.table.columns, section.table.rows, section.title)
+        if section.is_measured:
+            output.records(section.table, section.title)
     if results.summary:
         output.say(headline(results).replace("**", "").replace("`", ""))  # a terminal shows no Markdown
 

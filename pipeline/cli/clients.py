@@ -231,15 +231,13 @@ def _show(
     def show(text: str) -> None:
         parts.append(text)
         if not quiet:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            output.write(text)
 
     try:
         return complete(query, url, protocol, on_text=show)
     finally:
         if any(parts) and not quiet:  # a message after an error begins on its own line, too
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            output.write("\n")
 
 
 def _summary(completion: Completion) -> str:

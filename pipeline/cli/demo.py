@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -76,19 +76,16 @@ def _both(query: TextQuery, state: ServerState, drafts_first: bool) -> dict[str,
     order = [("none", "without drafts"), ("auto", "with drafts")]
     for strategy, words in reversed(order) if drafts_first else order:
         output.say(f"--- {words}: {query.text_input.splitlines()[0]}")
-        found[strategy] = _ask(replace(query, strategy=strategy), _WAYS[0], state, show=True)
+        found[strategy] = _ask(replace(query, strategy=strategy), _WAYS[0], state, output.write)
         output.say("\n")
     return found
 
 
-def _ask(query: TextQuery, way: _Way, state: ServerState, show: bool = False) -> Completion:
-    def write(text: str) -> None:
-        if show:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-
+def _ask(
+    query: TextQuery, way: _Way, state: ServerState, on_text: Callable[[str], None] = lambda text: None
+) -> Completion:
     url = state.grpc_url if way.protocol == "grpc" else state.http_url
-    return complete(replace(query, stream=way.stream), url, way.protocol, on_text=write)
+    return complete(replace(query, stream=way.stream), url, way.protocol, on_text=on_text)
 
 
 def _report(fresh: dict[str, dict[str, Completion]], again: dict[_Way, Completion]) -> None:

@@ -62,6 +62,12 @@ def say(text: str) -> None:
     console.print(text, markup=False)
 
 
+def write(text: str) -> None:
+    """Print a part of a line of the result at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def note(text: str) -> None:
     """Print a note, which is not part of the result."""
     notes.print(text, markup=False, style="dim")
@@ -75,10 +81,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str |
         console.print(part, soft_wrap=False)
 
 
-def records(rows: Iterable[Mapping[str, object]]) -> None:
-    """Print a table of rows by column heading; all rows have the same headings."""
-    listed = list(rows)
-    table(list(listed[0]) if listed else [], [list(row.values()) for row in listed])
+def records(rows: Iterable[Mapping[str, object]], title: str | None = None) -> None:
+    """Print a table of rows by column heading; all rows have the same headings. Without rows nothing is printed."""
+    if listed := list(rows):
+        table(list(listed[0]), [list(row.values()) for row in listed], title)
 
 
 def print_json(value: Any) -> None:

@@ -52,8 +52,6 @@ def render_llmapi(
 def llmapi_config(decoupled: bool = False) -> pb.ModelConfig:
     """Config with the tensors of the stock llmapi model, without Triton's own batching."""
     contract = model_contract("llmapi")
-    config = pb.ModelConfig(name=MODEL, backend="python", max_batch_size=0)
+    config = model_config.new_config(MODEL, 0, contract.inputs, contract.outputs)
     config.model_transaction_policy.decoupled = decoupled
-    config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
-    model_config.add_tensors(config, contract.inputs, contract.outputs)
     return config

@@ -35,7 +35,7 @@ def python_target(
     contract = model_contract("tensorrt_llm")
     inputs = contract.inputs + TENSORRT_LLM_INPUTS if extended else contract.inputs
     outputs = contract.outputs + TENSORRT_LLM_OUTPUTS if extended else contract.outputs
-    config = _config(TARGET_MODEL, resolved, inputs, outputs)
+    config = new_config(TARGET_MODEL, resolved.profile.engine.max_batch_size, inputs, outputs)
     config.model_transaction_policy.decoupled = True
     # Not Triton but the model limits the queue, because it distinguishes continuations from new requests.
     set_batching(config, resolved)
@@ -62,7 +62,7 @@ def python_target(
 def preprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
     """Config of TensorRT-LLM's `preprocessing`: text to tokens."""
     contract = model_contract("preprocessing")
-    config = _config("preprocessing", resolved, contract.inputs, contract.outputs)
+    config = new_config("preprocessing", resolved.profile.engine.max_batch_size, contract.inputs, contract.outputs)
     set_batching(config, resolved)
     set_queue_bound(config, resolved)
     config.instance_group[0].count = resolved.profile.scheduling.tokenizer_instances
@@ -73,7 +73,7 @@ def preprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfi
 def postprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
     """Config of TensorRT-LLM's `postprocessing`: tokens to text."""
     contract = model_contract("postprocessing")
-    config = _config("postprocessing", resolved, contract.inputs, contract.outputs)
+    config = new_config("postprocessing", resolved.profile.engine.max_batch_size, contract.inputs, contract.outputs)
     config.dynamic_batching.SetInParent()
     config.instance_group[0].count = resolved.profile.scheduling.tokenizer_instances
     set_parameters(config, {"tokenizer_dir": str(artifact.tokenizer_dir), "skip_special_tokens": "true"})
@@ -85,7 +85,7 @@ def lookahead_bls(resolved: ResolvedConfig, artifact: Artifact, vocab_size: int)
     contract = model_contract("tensorrt_llm_bls")
     inputs = (*_all_optional(contract.inputs), *LOOKAHEAD_BLS_INPUTS)
     outputs = contract.outputs + LOOKAHEAD_BLS_OUTPUTS
-    config = _config(FRONT_MODEL, resolved, inputs, outputs)
+    config = new_config(FRONT_MODEL, resolved.profile.engine.max_batch_size, inputs, outputs)
     config.model_transaction_policy.decoupled = True
     config.instance_group[0].count = resolved.profile.scheduling.bls_instances
     set_parameters(
@@ -103,8 +103,7 @@ def lookahead_bls(resolved: ResolvedConfig, artifact: Artifact, vocab_size: int)
 def single_response(name: str, working: pb.ModelConfig, resolved: ResolvedConfig) -> pb.ModelConfig:
     """Config of a model that forwards requests to the decoupled model `working` and sends one response, as Triton's
     `infer` requires."""
-    config = pb.ModelConfig(name=name, backend="python", max_batch_size=working.max_batch_size)
-    config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
+    config = new_config(name, working.max_batch_size)
     config.input.extend(working.input)
     config.output.extend(working.output)
     for tensor in (*config.input, *config.output):
@@ -154,8 +153,15 @@ def read(path: Path) -> pb.ModelConfig:
         ) from error
 
 
-def _config(name: str, resolved: ResolvedConfig, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> pb.ModelConfig:
-    config = pb.ModelConfig(name=name, backend="python", max_batch_size=resolved.profile.engine.max_batch_size)
+def new_config(
+    name: str,
+    max_batch_size: int,
+    inputs: Iterable[Tensor] = (),
+    outputs: Iterable[Tensor] = (),
+    backend: str = "python",
+) -> pb.ModelConfig:
+    """Config of a model with one instance and these tensors."""
+    config = pb.ModelConfig(name=name, backend=backend, max_batch_size=max_batch_size)
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     add_tensors(config, inputs, outputs)
     return config

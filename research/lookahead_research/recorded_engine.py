@@ -52,7 +52,6 @@ class RecordedEngine:
         self.limits = limits
         self.reuse = ReuseCounters()
         self.seconds = 0.0
-        self.num_passes = 0
         self._texts = {each.text[:length].tobytes(): each for each, length in zip(recorded, prompt_lens, strict=True)}
 
     def open(self, token_ids: IntArray, reuse: bool = True) -> RecordedSequence:
@@ -67,7 +66,6 @@ class RecordedEngine:
             rows = sequence.recorded.find(sequence.length, item.tree)
             best, _ = sequence.recorded.rows(rows, 1)
             results.append(RecordedLogits(sequence.recorded, rows, np.where(rows == UNKNOWN, -1, best[:, 0])))
-        self.num_passes += 1
         self.seconds += time.process_time() - started
         return results
 

@@ -33,12 +33,11 @@ def target(context: BuildContext, instance: Instance, engine: Path, artifact: Ar
     """Config of a model with an engine. It is decoupled, because streams and requests with several rows have several
     responses."""
     contract = model_contract("tensorrt_llm")
-    config = pb.ModelConfig(
-        name=instance.triton_model, backend="tensorrtllm", max_batch_size=context.engine.max_batch_size
+    size = context.engine.max_batch_size
+    config = model_config.new_config(
+        instance.triton_model, size, contract.inputs, contract.outputs, backend="tensorrtllm"
     )
     config.model_transaction_policy.decoupled = True
-    config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
-    model_config.add_tensors(config, contract.inputs, contract.outputs)
     model_config.set_batching(config, context.resolved)
     model_config.set_queue_bound(config, context.resolved)
     values = parameter_values(context, instance, engine, artifact.tokenizer_dir)

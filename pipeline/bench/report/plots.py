@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -23,24 +23,17 @@ LINE_STYLES = ("-", "--", "-.")
 THEMES = {"light": "#1f2933", "dark": "#f5f7fa"}
 
 
-class Plot(NamedTuple):
-    """A plot for the HTML page. svg: text of the SVG element."""
-
-    title: str
-    svg: str
-
-
-def plots_of(results: BenchResults) -> list[Plot]:
-    """One plot per kind of figure in the results."""
-    plots = []
+def plots_of(results: BenchResults) -> dict[str, str]:
+    """Title and SVG text of one plot per kind of figure in the results."""
+    plots = {}
     if any(row.speedup is not None and row.strategy != results.baseline for row in results.summary):
-        plots.append(Plot(f"Speedup against {results.baseline}, by task", _speedup_by_task(results)))
+        plots[f"Speedup against {results.baseline}, by task"] = _speedup_by_task(results)
     if any(record.draft_tokens for record in results.requests):
-        plots.append(Plot("Tokens per step", _acceptance_histogram(results)))
+        plots["Tokens per step"] = _acceptance_histogram(results)
     if results.concurrency:
-        plots.append(Plot("Tokens/s against requests in flight", _throughput(results)))
+        plots["Tokens/s against requests in flight"] = _throughput(results)
     if results.cost_curve:
-        plots.append(Plot("Time of a pass by tokens in it, and mean tokens per pass", _cost_curve(results)))
+        plots["Time of a pass by tokens in it, and mean tokens per pass"] = _cost_curve(results)
     return plots
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.bench.report.results import OVERALL, BenchResults, ConcurrencyRow, SummaryRow
@@ -14,25 +14,16 @@ from pipeline.markdown import markdown_table
 FEW_REQUESTS = 5
 
 
-class Table(NamedTuple):
-    """A table of texts. columns: their headings. rows: one text per column."""
-
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-
-    @classmethod
-    def of(cls, rows: Iterable[Mapping[str, str]]) -> Table:
-        """Create a table from rows of texts by column heading; all rows have the same headings."""
-        listed = list(rows)
-        return cls(tuple(listed[0]) if listed else (), [tuple(row.values()) for row in listed])
+# Rows of texts by column heading; all rows have the same headings.
+Table = list[dict[str, str]]
 
 
 class Section(NamedTuple):
-    """A section of the report. is_measured: whether the table holds measurements, not the environment."""
+    """A section of the report. table: may be empty. is_measured: whether it holds measurements, not the environment."""
 
     title: str
     text: str
-    table: Table | None = None
+    table: Table
     is_measured: bool = True
 
 
@@ -45,11 +36,11 @@ def sections_of(results: BenchResults) -> list[Section]:
     if len(tasks) > 1:
         sections.append(Section("By task", "", summary_table(results, tasks)))
     sources = source_table(results)
-    if len(sources.columns) > 2:  # more than one source
+    if sources and len(sources[0]) > 2:  # more than one source
         text = "Share of the accepted draft tokens by the source with the highest estimate."
         sections.append(Section("Accepted drafts by source", text, sources))
     reliability = reliability_table(results)
-    if reliability.rows:
+    if reliability:
         text = (
             "Verified draft tokens by their estimated probability of acceptance: expected number (promised) and actual "
             "number (accepted)."
@@ -64,7 +55,7 @@ def sections_of(results: BenchResults) -> list[Section]:
     if results.cost_curve:
         sections.append(Section("Time of a pass", "Least milliseconds by tokens in the pass.", cost_table(results)))
     if results.summary:
-        sections.append(Section("How to read this", definitions(results)))
+        sections.append(Section("How to read this", definitions(results), []))
     load = {} if results.load is None else {"load": results.load.to_text()}
     sections.append(Section("Environment", "", _manifest_table(results.manifest | load), is_measured=False))
     return sections
@@ -136,7 +127,7 @@ def busy_note(results: BenchResults) -> list[str]:
 
 def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:
     """One row per task of `tasks` and strategy."""
-    return Table.of(
+    return [
         {
             "task": row.task,
             "strategy": row.strategy,
@@ -153,7 +144,7 @@ def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:
         }
         for row in results.summary
         if row.task in tasks
-    )
+    ]
 
 
 def source_table(results: BenchResults) -> Table:
@@ -162,12 +153,11 @@ def source_table(results: BenchResults) -> Table:
     for record in results.requests:
         accepted.setdefault(record.strategy, Counter()).update(record.accepted_by_source)
     names = sorted({name for counts in accepted.values() for name in counts})
-    rows = [
-        (strategy, *(f"{100 * counts[name] / counts.total():.1f}%" for name in names))
+    return [
+        {"strategy": strategy, **{name: f"{100 * counts[name] / counts.total():.1f}%" for name in names}}
         for strategy, counts in accepted.items()
         if counts.total()
     ]
-    return Table(("strategy", *names), rows)
 
 
 def reliability_table(results: BenchResults) -> Table:
@@ -178,7 +168,7 @@ def reliability_table(results: BenchResults) -> Table:
             key = (record.strategy, source, low, high)
             nodes, promised, accepted = (old + new for old, new in zip(sums.get(key, (0, 0.0, 0)), counts, strict=True))
             sums[key] = (int(nodes), promised, int(accepted))
-    return Table.of(
+    return [
         {
             "strategy": strategy,
             "source": source,
@@ -189,12 +179,12 @@ def reliability_table(results: BenchResults) -> Table:
             "accepted / promised": f"{accepted / promised:.2f}" if promised else "-",
         }
         for (strategy, source, low, high), (nodes, promised, accepted) in sorted(sums.items())
-    )
+    ]
 
 
 def concurrency_table(results: BenchResults) -> Table:
     """One row per strategy and number of requests in flight."""
-    return Table.of(
+    return [
         {
             "in flight": str(row.concurrency),
             "strategy": row.strategy,
@@ -206,7 +196,7 @@ def concurrency_table(results: BenchResults) -> Table:
             "identical": f"{row.num_identical}/{row.num_requests}",
         }
         for row in results.concurrency
-    )
+    ]
 
 
 def cost_table(results: BenchResults) -> Table:
@@ -214,11 +204,14 @@ def cost_table(results: BenchResults) -> Table:
     points = results.cost_curve
     sizes = sorted({point.num_tokens for point in points})
     times = {(point.batch_size, point.context_len, point.num_tokens): f"{1000 * point.seconds:.1f}" for point in points}
-    rows: list[tuple[str, ...]] = [
-        (str(batch_size), str(context_len), *(times.get((batch_size, context_len, size), "") for size in sizes))
+    return [
+        {
+            "sequences": str(batch_size),
+            "context": str(context_len),
+            **{str(size): times.get((batch_size, context_len, size), "") for size in sizes},
+        }
         for batch_size, context_len in sorted({(point.batch_size, point.context_len) for point in points})
     ]
-    return Table(("sequences", "context", *map(str, sizes)), rows)
 
 
 def definitions(results: BenchResults) -> str:
@@ -246,8 +239,8 @@ def markdown_of(results: BenchResults) -> str:
         parts += [f"## {section.title}", ""]
         if section.text:
             parts += [section.text, ""]
-        if section.table is not None:
-            parts += [markdown_table(section.table.columns, section.table.rows), ""]
+        if section.table:
+            parts += [markdown_table(list(section.table[0]), [list(row.values()) for row in section.table]), ""]
     parts += ["## Manifest", "", "```json", json.dumps(results.manifest, indent=2, ensure_ascii=False), "```", ""]
     return "\n".join(parts)
 
@@ -266,17 +259,17 @@ def interval_of(row: SummaryRow) -> str:
 
 def _manifest_table(manifest: dict[str, Any]) -> Table:
     """The manifest's scalar entries, nested ones under dotted names."""
-    rows: list[tuple[str, ...]] = []
-
-    def add(prefix: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for key, entry in value.items():
-                add(f"{prefix}.{key}" if prefix else str(key), entry)
-        elif isinstance(value, list):
-            rows.append((prefix, " ".join(map(str, value))))
-        else:
-            rows.append((prefix, "-" if value is None else str(value)))
-
     # The resolved config is long and follows in the manifest.
-    add("", {key: value for key, value in manifest.items() if key != "resolved"})
-    return Table(("key", "value"), rows)
+    entries = _entries("", {key: value for key, value in manifest.items() if key != "resolved"})
+    return [{"key": key, "value": text} for key, text in entries]
+
+
+def _entries(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Dotted names and texts of the scalars in a JSON value, which has this name itself."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            yield from _entries(f"{name}.{key}" if name else str(key), entry)
+    elif isinstance(value, list):
+        yield name, " ".join(map(str, value))
+    else:
+        yield name, "-" if value is None else str(value)

@@ -68,8 +68,7 @@ def test_the_sources_that_drafted_what_was_accepted_have_their_shares() -> None:
         record("hybrid", 1.0, id="2", accepted_by_source={"trie": 1}),
     ]
     table = source_table(BenchResults(manifest={}, requests=records, summary=[]))
-    assert table.columns == ("strategy", "trie", "window")
-    assert table.rows == [("hybrid", "75.0%", "25.0%")]
+    assert table == [{"strategy": "hybrid", "trie": "75.0%", "window": "25.0%"}]
     assert "Accepted drafts" not in markdown_of(results())
 
 
@@ -81,7 +80,7 @@ def test_promises_are_set_against_what_was_accepted() -> None:
     ]
     shown = BenchResults(manifest={}, requests=records, summary=[])
     assert BenchResults.model_validate_json(shown.model_dump_json()) == shown
-    assert reliability_table(shown).rows == [
+    assert [tuple(row.values()) for row in reliability_table(shown)] == [
         ("trie", "trie", "0.2 - 0.3", "16", "4.0", "3", "0.75"),
         ("trie", "trie", "0.9 - 1", "2", "1.9", "2", "1.05"),
     ]
@@ -186,8 +185,8 @@ def test_the_headline_says_loudly_when_outputs_differ() -> None:
 
 def test_tables_hold_each_task_and_overall() -> None:
     table = summary_table(results(), ["chat", OVERALL])
-    assert {row[0] for row in table.rows} == {"chat", OVERALL}
-    trie = dict(zip(table.columns, next(row for row in table.rows if row[:2] == (OVERALL, "trie")), strict=True))
+    assert {row["task"] for row in table} == {"chat", OVERALL}
+    trie = next(row for row in table if (row["task"], row["strategy"]) == (OVERALL, "trie"))
     assert trie["acceptance length"] == "2.000"
     assert trie["vs none"] == "2.000"
     assert trie["drafts/step"] == "8.0"
@@ -242,7 +241,7 @@ def test_names_are_escaped_in_html() -> None:
 
 
 def test_plots_exist_for_what_was_measured_only() -> None:
-    assert [plot.title for plot in plots_of(results())] == ["Speedup against none, by task", "Tokens per step"]
+    assert [*plots_of(results())] == ["Speedup against none, by task", "Tokens per step"]
     only_curve = full_results().model_copy(update={"requests": [], "summary": [], "concurrency": []})
     page = html_of(only_curve)
     assert page.count("<svg ") == 1
@@ -254,6 +253,4 @@ def test_the_same_results_give_the_same_file() -> None:
 
 
 def test_the_cost_table_has_a_column_per_size() -> None:
-    table = cost_table(full_results())
-    assert table.columns == ("sequences", "context", "1", "2", "4")
-    assert table.rows == [("1", "8", "1.0", "2.0", "4.0")]
+    assert cost_table(full_results()) == [{"sequences": "1", "context": "8", "1": "1.0", "2": "2.0", "4": "4.0"}]
