@@ -10,6 +10,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
+import psutil
+
 from pipeline.bench.data.workload import NamedPrompt, Prompt, conversation_of
 from pipeline.bench.report.results import MeasuredRequest
 from pipeline.decoding.request import GenerationRequest, SamplingParams
@@ -115,17 +117,18 @@ def _statistics_of(answer: Completion, *names: str) -> dict[str, Any]:
 
 
 def check_address(url: str, allow_remote: bool = False) -> None:
-    """Raise ServerError unless url is host:port of a listening server, which without allow_remote must be on this
-    machine."""
+    """Raise ServerError unless url is host:port of a listening server, which without allow_remote must have an address
+    of this machine."""
     host, colon, port = url.rpartition(":")
     host = host.strip("[]")
     if not colon or "/" in url or not port.isdecimal() or int(port) > 65535:
         raise ServerError(f"The server address {url!r} should be host:port, e.g. 127.0.0.1:8001.")
     try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, int(port))}
+        found = {str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(host, int(port))}
     except OSError as error:
         raise ServerError(f"The host of {url!r} is not known: {error.strerror}.") from error
-    if not allow_remote and not all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for ip in found):
+    others = {ip for ip in found if not ipaddress.ip_address(ip).is_loopback}
+    if not allow_remote and not others <= _own_addresses():
         raise ServerError(f"{url} is another machine; use --allow-remote to allow it.")
     try:
         with socket.create_connection((host, int(port)), timeout=10) as connection:
@@ -134,6 +137,12 @@ def check_address(url: str, allow_remote: bool = False) -> None:
         raise ServerError(f"No server listens on {url} ({error.strerror}). See `lookahead status`.") from error
     if is_http:
         raise ServerError(f"{url} is an HTTP address; use the gRPC address that `lookahead status` shows.")
+
+
+def _own_addresses() -> set[str]:
+    """Addresses of this machine's network interfaces. A server with such a `server.host` listens there only."""
+    interfaces = psutil.net_if_addrs().values()
+    return {entry.address.partition("%")[0] for entries in interfaces for entry in entries}
 
 
 def _answers_http(connection: socket.socket) -> bool:

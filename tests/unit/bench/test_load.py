@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 
 from pipeline.bench import load
@@ -187,6 +190,16 @@ def test_a_port_without_a_listener_is_refused_with_a_hint() -> None:
         taken.bind(("127.0.0.1", 0))  # so that no other process listens there
         with pytest.raises(ServerError, match="lookahead status"):
             check_address(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_an_address_of_this_machine_is_no_other_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": [SimpleNamespace(address="10.0.0.1")]})
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(ServerError, match=r"No server listens on 10\.0\.0\.1:8001"):
+        check_address("10.0.0.1:8001")
 
 
 @pytest.mark.parametrize(
