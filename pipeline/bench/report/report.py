@@ -63,9 +63,8 @@ def sections_of(results: BenchResults) -> list[Section]:
 
 def headline(results: BenchResults) -> str:
     """One paragraph: speedup of our best strategy, speed of other libraries, and identity of the outputs."""
-    config = results.manifest.get("config", {})
     rows = [row for row in results.summary if row.task == OVERALL and row.strategy != results.baseline]
-    others = [row for row in rows if row.strategy in config.get("baselines", ())]
+    others = [row for row in rows if row.strategy in results.config.get("baselines", ())]
     ours = [row for row in rows if row not in others]
     sentences = []
     best = max(ours, key=lambda row: row.speedup or 0.0, default=None)
@@ -113,7 +112,7 @@ def _identity(rows: Sequence[SummaryRow | ConcurrencyRow], results: BenchResults
     if identical == total:
         return [f"{total} of {total} outputs are token for token those of `{results.baseline}`."]
     sentences = [f"**{total - identical} of {total} outputs differ from those of `{results.baseline}`.**"]
-    if results.manifest.get("config", {}).get("dtype") in ("float16", "bfloat16"):
+    if results.config.get("dtype") in ("float16", "bfloat16"):
         sentences.append("`lookahead verify` shows whether rounding in 16 bit explains that.")
     return sentences
 
@@ -217,7 +216,7 @@ def cost_table(results: BenchResults) -> Table:
 def definitions(results: BenchResults) -> str:
     """One paragraph: how the measurement was made, and what its figures mean."""
     emptied = "before every prompt" if results.warmth == "cold" else "before each repeat"
-    if results.manifest.get("config", {}).get("url"):
+    if results.config.get("url"):
         sources = (
             f"Each strategy had its own namespace of the server's trie, a new one {emptied}. The engine's draft "
             "sources and its KV cache could not be emptied, so a prompt may reuse what an earlier request computed."
@@ -247,8 +246,7 @@ def markdown_of(results: BenchResults) -> str:
 
 def title_of(results: BenchResults) -> str:
     """Title of the report, with model and profile."""
-    config = results.manifest.get("config", {})
-    model, profile = config.get("model", "unknown model"), config.get("profile", "unknown profile")
+    model, profile = (results.config.get(key, f"unknown {key}") for key in ("model", "profile"))
     return f"Lookahead bench: {model}, profile {profile}"
 
 

@@ -110,6 +110,12 @@ class BenchResults(_Value):
     baseline: str = "none"
     load: MachineLoad | None = None
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """Settings of the measurement; empty if the manifest has none."""
+        config = self.manifest.get("config")
+        return config if isinstance(config, dict) else {}
+
 
 def save_json(path: Path, value: BaseModel) -> None:
     """Write a value as JSON: see `save_text`."""

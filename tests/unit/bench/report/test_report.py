@@ -100,6 +100,11 @@ def test_plain_decoding_alone_has_nothing_to_compare() -> None:
     assert headline_of(records) == ""
 
 
+def test_a_manifest_that_was_edited_does_not_prevent_the_report() -> None:
+    edited = results().model_copy(update={"manifest": {"config": "by hand"}})
+    assert markdown_of(edited).startswith("# Lookahead bench: unknown model, profile unknown profile\n")
+
+
 def test_a_single_measurement_claims_no_interval() -> None:
     records = [record("none", 2.0), record("trie", 1.0)]
     text = headline_of(records)
