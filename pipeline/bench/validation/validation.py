@@ -75,10 +75,10 @@ class ValidationPlan:
     overrides: tuple[str, ...]
     first_only: tuple[str, ...]
     strategies: tuple[str, ...]
-    num_prompts: int = 6
-    max_new_tokens: int = 64
-    load_seconds: float = 5.0
-    stage_timeout_s: float = 7200.0
+    num_prompts: int
+    max_new_tokens: int
+    load_seconds: float
+    stage_timeout_s: float
 
     @property
     def settings(self) -> tuple[str, ...]:

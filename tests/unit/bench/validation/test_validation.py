@@ -28,7 +28,19 @@ from tests.command_line import exit_code
 from tests.patience import PATIENCE_S
 from tests.unit.server.fake_machine import fake_machine
 
-PLAN = ValidationPlan("m", "latency", "throughput", "torch", ("device=cpu",), ("only=first",), ("none", "trie"))
+PLAN = ValidationPlan(
+    model="m",
+    profile="latency",
+    other_profile="throughput",
+    backend="torch",
+    overrides=("device=cpu",),
+    first_only=("only=first",),
+    strategies=("none", "trie"),
+    num_prompts=6,
+    max_new_tokens=64,
+    load_seconds=5.0,
+    stage_timeout_s=7200.0,
+)
 
 
 @pytest.fixture
