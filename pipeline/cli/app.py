@@ -2,8 +2,8 @@
 
 To add a command, write a function with its name, or a `typer.Typer` for one with subcommands, in a module of this
 package, and add both to PANELS. `lookahead --help` imports all of these modules and must start in a fraction of
-a second. So at import time they import only the standard library, typer, `pipeline.errors`, `pipeline.cli.options`,
-`pipeline.cli.output`, `pipeline.config.folders` and `pipeline.llmapi`; their functions import everything else.
+a second. So at import time they import only light modules, such as typer, `pipeline.errors`, `pipeline.cli.options` and
+`pipeline.cli.output`; their functions import everything else.
 
 `options` has the options that several commands share, `resolve` for a model and a profile, and `built_artifact` for
 their engine. Raise `pipeline.errors.UserError` for what the user can fix: `pipeline.cli.main` prints it on stderr and

@@ -20,6 +20,7 @@ from pipeline.cli.options import (
     Verbose,
     require_engine_of_server,
     resolve,
+    running_server,
 )
 from pipeline.config.folders import folders
 from pipeline.errors import ConfigError, ServerError
@@ -143,10 +144,7 @@ def repo(
 def _require_unserved(repository: Path) -> None:
     """Raise ServerError if a server runs from a repository: at a restart it would have other settings, perhaps without
     those that protect its clients."""
-    from pipeline.server.run_folders import run_dir
-    from pipeline.server.state import find_server
-
-    running = find_server(run_dir(folders()))
+    running = running_server()
     if running is not None and Path(running.repository) == repository:
         raise ServerError(
             f"A server runs from {repository}. Stop it with `lookahead stop`, or name another folder: --out."
@@ -174,12 +172,10 @@ def clean(
 ) -> None:
     """Remove built engines."""
     from pipeline.engine.removal import removable, remove, require_unused, sizes_of
-    from pipeline.server.run_folders import run_dir
-    from pipeline.server.state import find_server
 
     where = folders()
     targets = removable(where, model, cache)
-    server = find_server(run_dir(where))
+    server = running_server()
     require_unused(where, targets, None if server is None else Path(server.repository))
     for target, num_bytes in zip(targets, sizes_of(targets), strict=True):
         output.say(f"{'would remove' if dry_run else 'removing'} {target} ({num_bytes / 1e6:.0f} MB)")

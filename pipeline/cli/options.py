@@ -11,12 +11,13 @@ import typer
 
 from pipeline.cli import output
 from pipeline.config.folders import folders
-from pipeline.errors import UserError
+from pipeline.errors import ConfigError, UserError
 from pipeline.files import STDOUT
 
 if TYPE_CHECKING:
     from pipeline.config.schema import ResolvedConfig
     from pipeline.engine.artifact import Artifact
+    from pipeline.server.state import ServerState
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PROFILE = "latency"
@@ -124,6 +125,14 @@ def resolve(model: str, profile: str, overrides: Sequence[str] | None = None) ->
     return resolve_config(model, profile, tuple(overrides or ()), note=output.note)
 
 
+def running_server() -> ServerState | None:
+    """The server that `lookahead serve` started, if it runs."""
+    from pipeline.server.run_folders import run_dir
+    from pipeline.server.state import find_server
+
+    return find_server(run_dir(folders()))
+
+
 def require_in_process(resolved: ResolvedConfig, what: str) -> None:
     """Raise UserError if engines of the backend run in a server only; before the build of one. what: an option or a
     command, at the beginning of the sentence."""
@@ -152,11 +161,9 @@ def check_url(url: str | None, allow_remote: bool, resolved: ResolvedConfig | No
     if url is None:
         return
     from pipeline.bench.contenders.remote import check_address
-    from pipeline.server.run_folders import run_dir
-    from pipeline.server.state import find_server
 
     check_address(url, allow_remote)
-    state = None if resolved is None or allow_remote else find_server(run_dir(folders()))
+    state = None if resolved is None or allow_remote else running_server()
     if state is None or resolved is None or url.rpartition(":")[2] != state.grpc_url.rpartition(":")[2]:
         return
     if (state.model, state.profile) != (resolved.model.name, resolved.profile.name):
@@ -173,13 +180,17 @@ def require_engine_of_server(resolved: ResolvedConfig) -> None:
     from pipeline.config.resolution import load_resolved
     from pipeline.engine.backend import backend_of
     from pipeline.engine.fingerprint import differences
-    from pipeline.server.run_folders import run_dir
-    from pipeline.server.state import find_server
 
-    state = find_server(run_dir(folders()))
+    state = running_server()
     if state is None or (state.model, state.profile) != (resolved.model.name, resolved.profile.name):
         return
-    served = load_resolved(Path(state.repository, RESOLVED))
+    try:
+        served = load_resolved(Path(state.repository, RESOLVED))
+    except ConfigError as error:
+        raise UserError(
+            f"The running server of {state.model} was started by another version of this program, so its engine cannot "
+            "be compared. Stop it first: `lookahead stop`."
+        ) from error
     theirs, ours = (backend_of(each.backend).fingerprint(each, "").entries() for each in (served, resolved))
     if found := list(differences(theirs, ours)):
         raise UserError(

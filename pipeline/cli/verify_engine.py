@@ -21,6 +21,7 @@ from pipeline.bench.verify.reference import agreement, load_reference
 from pipeline.bench.verify.remote import judging_config, remote_strategies, verify_remote, verify_server
 from pipeline.bench.verify.verify import Comparison, epsilon_of, verify_in_process
 from pipeline.cli import output
+from pipeline.cli.options import running_server
 from pipeline.config.folders import folders
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.tree import IntArray
@@ -32,8 +33,6 @@ from pipeline.engine.torch.load import load_engine
 from pipeline.errors import ServerError, UserError
 from pipeline.repository.model_config import read
 from pipeline.repository.names import CONFIG, FINGERPRINT, FRONT_MODEL
-from pipeline.server import state as server_state
-from pipeline.server.run_folders import run_dir
 
 # Greedy outputs of plain decoding: tokens of prompt and output.
 Outputs = Iterable[tuple[IntArray, Sequence[int]]]
@@ -42,7 +41,7 @@ Outputs = Iterable[tuple[IntArray, Sequence[int]]]
 def server_of(artifact: Artifact) -> str | None:
     """gRPC address of the server that `lookahead serve` started; None if it does not serve this artifact. Raises
     UserError if it serves another build of the artifact."""
-    state, manifest = server_state.find_server(run_dir(folders())), artifact.manifest
+    state, manifest = running_server(), artifact.manifest
     if state is None or (state.model, state.profile) != (manifest.model, manifest.profile):
         return None
     front = read(Path(state.repository, FRONT_MODEL, CONFIG))

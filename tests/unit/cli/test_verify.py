@@ -76,6 +76,15 @@ def test_the_engine_of_a_server_with_other_settings_is_not_replaced(
     assert manifest.read_bytes() == before
 
 
+def test_a_server_of_another_version_is_named(
+    words_of_server: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "tiny-random-llama/latency/repository/resolved.yaml"
+    settings.write_text(settings.read_text().replace("max_seq_len", "longest_sequence"))
+    assert exit_code("engine", *words_of_server) == 2
+    assert "was started by another version of this program" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", 0.0), ("float16", 2.0**-10)])
 def test_rounding_explains_no_difference_in_the_lean_pass(
     dtype: str, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
