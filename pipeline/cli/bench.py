@@ -150,6 +150,7 @@ def _bench_schemas(
     from pipeline.bench.contenders.in_process import open_in_process
     from pipeline.bench.grammar import is_sound, measure_schemas, summary_table, verdict
     from pipeline.bench.report.results import save_rows
+    from pipeline.bench.verify.verify import epsilon_of
 
     opened = open_in_process(artifact)
     options = replace(options, end_ids=opened.end_ids)
@@ -159,7 +160,7 @@ def _bench_schemas(
         save_rows(json_path, [record.model_dump() for record in records])
     output.records(summary_table(records))
     output.say(verdict(records))
-    if not is_sound(records):
+    if not is_sound(records, epsilon_of(artifact)):
         raise typer.Exit(1)
 
 

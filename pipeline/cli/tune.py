@@ -56,6 +56,8 @@ def tune(
         summary = measure_candidates(
             opened, chosen, rows, options, lambda record: step(f"{record.id} {record.strategy}")
         )
+    if any(row.num_identical < row.num_requests for row in summary):
+        output.note("some outputs differ; `lookahead verify` shows whether rounding in 16 bit explains that")
     max_draft_tokens, lookahead = winners(chosen, summary)
     if as_json:
         output.print_json(

@@ -64,8 +64,7 @@ def compare_in_process(
     """Run all comparisons in process, and with url also those through that server. Returns them and the greedy outputs
     of plain decoding. logits: also compare the bits of the logits in process. Raises UserError if the engine has no
     lean pass, which that needs."""
-    has_same_bits = read_plan(artifact.engine_dir) is not None
-    if logits and not has_same_bits:
+    if logits and read_plan(artifact.engine_dir) is None:
         raise UserError(
             f"--logits needs an engine with the lean pass (docs/architectures.md). transformers computes "
             f"{artifact.manifest.model} in {artifact.resolved.dtype}, and its rounding depends on the number of rows. "
@@ -79,7 +78,7 @@ def compare_in_process(
         require_server_of(url, prompts[0])  # first, because comparing in process takes minutes
     # Also where drafts do not pay: what is not verified proves nothing.
     reference, *contenders = [opened.contender(strategy, always_drafts=True) for strategy in strategies]
-    epsilon = epsilon_of(artifact.resolved.dtype, has_same_bits)
+    epsilon = epsilon_of(artifact)
     num_passes = len(strategies) * (2 + (0 if url is None else 2) + logits) - 1
     with output.steps("comparing", 2 * len(prompts) * num_passes) as step:
 
@@ -149,7 +148,7 @@ def compare_through_server(
         output.note("two outputs differ: computing their logits with the torch engine")
         resolved = judging_config(artifact.resolved, torch.cuda.is_available())
         engine = load_engine(build_engine(resolved, folders(), note=output.note).artifact)
-        return engine, epsilon_of(artifact.resolved.dtype, same_bits=False)
+        return engine, epsilon_of(artifact)
 
     output.note(f"server: {url}; greedy outputs only, as this backend's sampling depends on the steps of a request")
     with output.steps("comparing", len(prompts) * (2 * len(chosen) - 1)) as step:

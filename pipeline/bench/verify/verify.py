@@ -24,8 +24,10 @@ from pipeline.config.schema import Dtype
 from pipeline.decoding.noise import gumbel_noise
 from pipeline.decoding.request import GenerationRequest, SamplingParams, as_token_ids
 from pipeline.decoding.tree import FloatArray, IntArray
+from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import Engine, VerifyItem
 from pipeline.engine.submission import Submission
+from pipeline.engine.torch.lean.plan import read_plan
 
 Verdict = Literal["identical", "near_tie", "different"]
 # Returns the engine that computes the scores of differing tokens, and the `epsilon_of` value of the engine under test.
@@ -85,10 +87,10 @@ def first_difference(expected: Sequence[int], found: Sequence[int]) -> tuple[int
     return next(((index, wanted, got) for index, (wanted, got) in pairs if wanted != got), None)
 
 
-def epsilon_of(dtype: Dtype, same_bits: bool) -> float:
-    """Relative rounding error by which two passes of an engine may differ. same_bits: whether a row has the same bits
-    in any pass, as in the lean pass."""
-    return 0.0 if same_bits else EPSILON[dtype]
+def epsilon_of(artifact: Artifact) -> float:
+    """Relative rounding error by which two passes of an engine may differ; 0 in the lean pass, where a row has the same
+    bits in any pass."""
+    return EPSILON[artifact.resolved.dtype] if read_plan(artifact.engine_dir) is None else 0.0
 
 
 def near_tie_threshold(epsilon: float, scores: FloatArray) -> float:

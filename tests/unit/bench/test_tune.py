@@ -1,9 +1,14 @@
 """Tuning: the candidates for window and budget, and the choice of the fastest."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from pipeline.bench.report.results import SummaryRow
-from pipeline.bench.tune import BUDGETS, Candidate, candidates, winners, with_candidate
+from pipeline.bench.measure import MeasureOptions
+from pipeline.bench.report.results import RequestRecord, SummaryRow
+from pipeline.bench.tune import BUDGETS, Candidate, candidates, tune, winners, with_candidate
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import LookaheadConfig
 from pipeline.errors import UserError
@@ -45,6 +50,26 @@ def test_an_engine_without_drafts_leaves_nothing_to_tune() -> None:
     resolved = resolve_config("smollm2-135m", "latency", overrides)
     with pytest.raises(UserError, match="leaves nothing to tune"):
         candidates(resolved)
+
+
+@pytest.mark.parametrize(("dtype", "is_fault"), [("float32", True), ("bfloat16", False)])
+def test_changed_tokens_are_a_fault_unless_passes_round_differently(
+    dtype: str, is_fault: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = {"id": "a", "task": "t", "prompt_ids": [1], "steps": 2, "draft_tokens": 0, "accepted_tokens": 0}
+    measured |= {"acceptance_lengths": [1, 1], "seconds": 1.0, "ttft_s": 0.5, "draft_seconds": 0.0}
+    records = [
+        RequestRecord(**measured, strategy=name, output_ids=[1, token], identical=token == 2, finish_reason="length")
+        for name, token in (("none", 2), ("budget 4", 3))
+    ]
+    monkeypatch.setattr("pipeline.bench.tune.measure", lambda *arguments: records)
+    artifact = SimpleNamespace(engine_dir=tmp_path, resolved=SimpleNamespace(dtype=dtype))  # not of the lean pass
+    opened: Any = SimpleNamespace(artifact=artifact, contender=lambda name: name, codec=None)
+    if is_fault:
+        with pytest.raises(UserError, match="budget 4 changed tokens"):
+            tune(opened, [], [], MeasureOptions())
+    else:
+        assert [each.num_identical for each in tune(opened, [], [], MeasureOptions())] == [1, 0]
 
 
 def test_budget_and_window_win_separately_and_none_wins_where_plain_decoding_is_faster() -> None:

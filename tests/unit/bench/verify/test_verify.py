@@ -14,7 +14,6 @@ from pipeline.bench.verify.verify import (
     EPSILON,
     Comparison,
     compare,
-    epsilon_of,
     first_difference,
     is_lossless,
     near_tie_threshold,
@@ -148,5 +147,5 @@ def test_long_contexts_are_scored_in_passes_that_fit_the_engine() -> None:
 def test_the_threshold_grows_with_the_logits_and_is_zero_in_32_bit() -> None:
     scores = np.asarray([20.0, -40.0], np.float32)
     for dtype, expected in (("float32", 0.0), ("bfloat16", 4 * 40 / 128), ("float16", 4 * 40 / 1024)):
-        assert near_tie_threshold(epsilon_of(dtype, same_bits=False), scores) == pytest.approx(expected)
-        assert near_tie_threshold(epsilon_of(dtype, same_bits=True), scores) == 0.0
+        assert near_tie_threshold(EPSILON[dtype], scores) == pytest.approx(expected)
+    assert near_tie_threshold(0.0, scores) == 0.0
