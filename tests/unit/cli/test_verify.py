@@ -6,13 +6,18 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pipeline.cli.demo import report_differences
 from pipeline.decoding.planning.balance import DraftBalance
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import GenerationResult, Submission
+from pipeline.errors import ServerError
 from pipeline.server import state as server_state
 from tests.command_line import exit_code
 from tests.server_states import state_of
@@ -102,6 +107,13 @@ def test_rounding_explains_no_difference_in_the_lean_pass(
     for command in (["engine"], ["verify", "--quick", "--no-server"]):
         assert exit_code(*command, *words) == 0
     assert found == [expected]
+
+
+@pytest.mark.parametrize(("dtype", "is_fault"), [("float32", True), ("bfloat16", False)])
+def test_outputs_of_the_demo_may_differ_only_by_rounding(dtype: str, is_fault: bool, tmp_path: Path) -> None:
+    artifact: Any = SimpleNamespace(engine_dir=tmp_path, resolved=SimpleNamespace(dtype=dtype))  # not of the lean pass
+    with pytest.raises(ServerError, match="The outputs differ; run") if is_fault else nullcontext():
+        report_differences(artifact)
 
 
 def test_drafts_are_verified_also_where_they_do_not_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
