@@ -93,7 +93,9 @@ def read_settings(path: Path) -> RawSettings:
     if base_name is not None:
         where = origins.pop(("base",))
         folders = [path.parent, *(SHIPPED / "configs" / kind for kind in ("models", "profiles"))]
-        base_path = next((found for folder in folders if (found := folder / str(base_name)).is_file()), None)
+        paths = (folder / str(base_name) for folder in folders)
+        # A profile of the user's own may extend the shipped one of its name.
+        base_path = next((found for found in paths if found.is_file() and not found.samefile(path)), None)
         if base_path is None:
             meant = did_you_mean(str(base_name), [f"{name}.yaml" for name in names_in(folders) if name != path.stem])
             text = f"found {base_name!r}; there is no file {shown(path.parent / str(base_name))}.{meant}"

@@ -72,11 +72,12 @@ def test_broken_files(text: str, expected: str, tmp_path: Path) -> None:
     assert expected in faults_of(model=str(write(tmp_path / "own.yaml", text)))
 
 
-def test_a_profile_of_the_users_own_takes_the_rest_of_a_shipped_one(tmp_path: Path) -> None:
-    own = write(tmp_path / "own.yaml", "base: latency.yaml\nserver:\n  host: 0.0.0.0\n")
+@pytest.mark.parametrize("name", ["own", "latency"])
+def test_a_profile_of_the_users_own_takes_the_rest_of_a_shipped_one(name: str, tmp_path: Path) -> None:
+    own = write(tmp_path / f"{name}.yaml", "base: latency.yaml\nserver:\n  host: 0.0.0.0\n")
     shipped = resolve_config("smollm2-135m", "latency", where=SHIPPED, hardware=CPU).profile
     profile = resolve_config("smollm2-135m", str(own), where=SHIPPED, hardware=CPU).profile
-    assert (profile.name, profile.server.host) == ("own", "0.0.0.0")
+    assert (profile.name, profile.server.host) == (name, "0.0.0.0")
     assert (profile.engine, profile.drafting) == (shipped.engine, shipped.drafting)
 
 
