@@ -10,7 +10,7 @@ import anyio
 
 from pipeline.gateway.bodies import Receive
 from pipeline.gateway.event_stream import as_one_line, events
-from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.refusal import FINAL, Refusal
 from pipeline.gateway.response_writer import ResponseWriter
 from pipeline.gateway.upstream import HEADER_LENGTH, Response, Transport, Unreachable, UpstreamRequest
 from pipeline.gateway.upstream_errors import refusal_in_event, refusal_of, text_of_body, unavailable
@@ -39,7 +39,7 @@ async def while_connected(receive: Receive, timeout_s: float) -> AsyncGenerator[
         finally:
             watching.cancel()
     if scope.cancelled_caught and is_connected:
-        raise Refusal(504, f"the request took longer than {timeout_s:g} s; lower max_tokens")
+        raise Refusal(504, f"the request took longer than {timeout_s:g} s; lower max_tokens", headers=FINAL)
 
 
 async def forward(

@@ -20,7 +20,7 @@ from pipeline.gateway.annotations import ENGINE_DATA, NAMESPACE, read_annotation
 from pipeline.gateway.bodies import Json, parse_json, write_json
 from pipeline.gateway.event_stream import events, parsed
 from pipeline.gateway.forward import start_of
-from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.refusal import FINAL, Refusal
 from pipeline.gateway.resumption import Resumption
 from pipeline.gateway.upstream import Transport, Unreachable, UpstreamRequest
 from pipeline.gateway.upstream_errors import (
@@ -217,7 +217,7 @@ async def _reason_of(transport: Transport, request: FrontEndRequest, lost: _Lost
     await anyio.sleep(_RETRY_PAUSE_S)  # for a front end that is ending
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
         async with transport(replace(request, method="GET", path=_LIVE, body=b"")):
-            return Refusal(500, f"{_BROKEN} {request.request_id}")
+            return Refusal(500, f"{_BROKEN} {request.request_id}", headers=FINAL)
     return lost.refusal
 
 

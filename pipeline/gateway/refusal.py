@@ -18,6 +18,10 @@ _GRPC_CODES = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
+# Header that OpenAI's clients obey. They send a request with status 408, 409, 429, 500 or more again, twice by default.
+# One that would fail again would take its full time again.
+FINAL = {"x-should-retry": "false"}
+
 
 class Refusal(Exception):
     """Raised for a request that the gateway refuses. sentence: message for the client. retry_after_s: value of the

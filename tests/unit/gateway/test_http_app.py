@@ -262,6 +262,7 @@ def test_a_request_that_takes_too_long_is_ended():
         answer = send(Behind(slow), "POST", GENERATE, spec, json={}, headers=headers)
         assert answer.status_code == 504
         assert "longer than 0.05 s" in answer.json()["error"]
+        assert answer.headers["x-should-retry"] == "false", "OpenAI's clients send it again twice"
 
 
 async def test_an_admission_ends_with_its_request_however_it_ends():
