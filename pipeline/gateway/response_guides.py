@@ -1,4 +1,7 @@
-"""Converts the response format of an OpenAI request to a guide: TensorRT-LLM's guide type and guide."""
+"""Converts the response format of an OpenAI request to a guide: TensorRT-LLM's guide type and guide.
+
+What the grammar does not support in a schema is refused. With `strict`: false it is ignored, as in OpenAI's API.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import regex_of_choices
+from pipeline.gateway.tool_guides import schema_rules
 
 _TEXTS = {"guided_regex": "regex", "guided_grammar": "ebnf_grammar"}
 _STRUCTURED = ("json", "regex", "grammar", "choice")
@@ -57,6 +61,6 @@ def _response_format(value: object) -> tuple[str, str] | None:
     if kind == "json_schema":
         schema = value.get("json_schema")
         if isinstance(schema, Mapping) and isinstance(schema.get("schema"), Mapping):
-            return "json_schema", json.dumps(schema["schema"])
+            return "json_schema", json.dumps({**schema_rules(schema.get("strict") is not False), **schema["schema"]})
         raise RequestError('response_format.json_schema must be {"name": "...", "schema": {...}}')
     raise RequestError(f"response_format has type {kind!r}; it must be text, json_object or json_schema")

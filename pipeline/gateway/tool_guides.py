@@ -60,7 +60,7 @@ def _calls(functions: Functions, parallel: bool) -> dict[str, Any]:
         ]
     }
     # One strict function makes all strict, because llguidance reads the rules of the whole schema only.
-    rules = _rules(any(function.get("strict") for function in functions.values()))
+    rules = schema_rules(any(function.get("strict") for function in functions.values()))
     return {"type": "array", "items": call, "minItems": 1, **rules} | ({} if parallel else {"maxItems": 1})
 
 
@@ -77,7 +77,7 @@ def _hermes_calls(functions: Functions) -> dict[str, Any]:
 
 
 def _with_rules(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_rules(bool(function.get("strict"))), **_schema(function)}
+    return {**schema_rules(bool(function.get("strict"))), **_schema(function)}
 
 
 def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -85,6 +85,6 @@ def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return schema
 
 
-def _rules(is_strict: bool) -> dict[str, Any]:
+def schema_rules(is_strict: bool) -> dict[str, Any]:
     """Members of a schema that tell llguidance whether to refuse what it does not support."""
     return {} if is_strict else {"x-guidance": {"lenient": True}}

@@ -14,6 +14,7 @@ from pipeline.decoding.grammar.translation import grammar_text
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import read_annotations
 from pipeline.gateway.openai_fields import for_front_end
+from pipeline.gateway.response_guides import response_guide
 from pipeline.gateway.tool_guides import tool_guide
 from tests.grammars import TOKENS, vocabulary
 
@@ -86,6 +87,14 @@ def test_what_the_grammar_does_not_support_is_ignored_unless_a_function_is_stric
         kind, text = tool_guide(functions, choice, True, "hermes") or ("", "")
         matcher = LLMatcher(vocabulary().tokenizer, grammar_text(Guide(kind, text), ()), log_level=0)
         assert matcher.is_error() == (strict is True)
+
+
+def test_what_the_grammar_does_not_support_is_ignored_in_a_response_format_that_is_not_strict() -> None:
+    for strict in (None, False, True):
+        schema = {"name": "n", "schema": UNIQUE, "strict": strict}
+        kind, text = response_guide({"response_format": {"type": "json_schema", "json_schema": schema}}) or ("", "")
+        matcher = LLMatcher(vocabulary().tokenizer, grammar_text(Guide(kind, text), ()), log_level=0)
+        assert matcher.is_error() == (strict is not False)
 
 
 def test_without_parallel_calls_there_is_one() -> None:
