@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from pipeline.gateway.annotations import NAMESPACE, annotation
 from pipeline.gateway.bodies import Json, parse_json, write_json
-from pipeline.gateway.generate_body import positive
 from pipeline.gateway.openai_fields import Endpoint, for_front_end
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.responses_request import chat_request, response_head
@@ -23,17 +22,17 @@ _SEEDS, _SMALLEST_SEED = 1 << 64, -(1 << 63)
 
 class CheckedChoices(NamedTuple):
     """A checked request. endpoint: of the front end. requests: a request to forward for each choice of each prompt.
-    max_tokens: limit of the output of one choice; None if the request sets none. model: the client's `model` field.
-    conversation: id of the conversation, the same in all turns but the first, where it is None. rewrites: changes to
-    the response. num_choices: of one prompt. num_bytes: mean size of `requests`. is_whole: whether the client requests
-    a whole response; the forwarded requests ask for streams. namespace: the tenant's. response_head: see
-    `responses_request`; None unless the request is one of the Responses API."""
+    max_tokens: limit of the output of one choice. model: the client's `model` field. conversation: id of the
+    conversation, the same in all turns but the first, where it is None. rewrites: changes to the response. num_choices:
+    of one prompt. num_bytes: mean size of `requests`. is_whole: whether the client requests a whole response; the
+    forwarded requests ask for streams. namespace: the tenant's. response_head: see `responses_request`; None unless the
+    request is one of the Responses API."""
 
     endpoint: Endpoint
     requests: list[Json]
     num_choices: int
     num_bytes: int
-    max_tokens: int | None
+    max_tokens: int
     model: object
     conversation: str | None = None
     rewrites: Sequence[Rewrite] = ()
@@ -68,8 +67,8 @@ def _checked(
 ) -> CheckedChoices:
     """num_bytes: of the client's request."""
     num_choices = _num_choices(value.pop("n", None))
-    max_tokens = positive(value.get("max_completion_tokens")) or positive(value.get("max_tokens"))
     sent = for_front_end(value, endpoint, tool_call_parser)
+    max_tokens = sent["max_completion_tokens" if "max_completion_tokens" in sent else "max_tokens"]
     extension = sent["nvext"]
     annotations: list[str] = extension["annotations"]
     # Both are removed, because the worker uses this field of Dynamo if there is no annotation.

@@ -30,6 +30,17 @@ def test_the_openai_api_gets_the_tenants_namespace(alice):
     assert checked.max_tokens == 5
 
 
+def test_the_limit_of_tokens_is_that_of_the_forwarded_request(alice):
+    """Without its own limit a completion has 16 tokens, as in OpenAI's API, and a chat as many as the engine allows."""
+    limits = [{}, {"max_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": 7}]
+
+    def limits_of(endpoint):
+        return [checked_openai(endpoint, json.dumps(limit).encode(), alice).max_tokens for limit in limits]
+
+    assert limits_of("completions") == [16, 5, 7]
+    assert limits_of("chat") == [1 << 20, 5, 7]
+
+
 @pytest.mark.parametrize("number", [0, -1, 129, 1.0, True, "2"])
 def test_a_number_of_choices_that_is_none_is_refused(alice, number):
     with pytest.raises(Refusal, match=rf"^n is {number!r}; it must be a whole number in 1 \.\. 128") as refused:
