@@ -60,6 +60,10 @@ async def serve(spec: GatewaySpec, spec_path: Path) -> None:
     """Serve HTTP and gRPC until SIGTERM, which uvicorn sends again after running requests have finished. spec_path:
     file of the spec. If it changes, its deployment replaces the current one; other changes have no effect."""
     config = spec.config
+    ports = [port for port in (spec.http_port, spec.openai_port) if port is not None]
+    addresses = [*((spec.host, port) for port in ports), (spec.metrics_host, spec.metrics_port)]
+    sockets = [_listening(host, port) for host, port in addresses]
+    _listening(spec.host, spec.grpc_port).close()  # gRPC's own error does not have the reason
     tenants, deployments = Tenants(spec.api_keys, config), Deployments(spec.deployment)
     grpc_server = grpc.aio.server(options=channel_options(config.max_body_bytes, _open_files() // 2))
     served = GrpcGateway(spec, tenants, deployments)
@@ -70,10 +74,8 @@ async def serve(spec: GatewaySpec, spec_path: Path) -> None:
     gateway = HttpGateway(spec, tenants, request, deployments)
     options = uvicorn_options(config.header_timeout_s, config.max_connections)
     server = _HttpServer(uvicorn.Config(_application(spec, gateway), **options), grpc_server, served)
-    ports = [port for port in (spec.http_port, spec.openai_port) if port is not None]
-    addresses = [*((spec.host, port) for port in ports), (spec.metrics_host, spec.metrics_port)]
     try:
-        await server.serve([_listening(host, port) for host, port in addresses])
+        await server.serve(sockets)
     finally:
         watching.cancel()
         await deployments.close()

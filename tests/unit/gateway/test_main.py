@@ -231,6 +231,19 @@ async def test_idle_streams_do_not_keep_the_gateway_after_sigterm(tmp_path: Path
         assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
 
 
+@pytest.mark.parametrize("name", ["http_port", "grpc_port", "metrics_port"])
+def test_a_port_in_use_is_an_error_with_its_reason(tmp_path: Path, name: str):
+    ports = bind_ports("127.0.0.1", dict.fromkeys(("http_port", "grpc_port", "openai_port", "metrics_port"), 0))
+    path = tmp_path / "gateway.json"
+    path.write_text(spec_of().model_copy(update=ports).model_dump_json())
+
+    with socket.create_server(("127.0.0.1", ports[name])):
+        ended = subprocess.run([sys.executable, "-m", "pipeline.gateway", str(path)], capture_output=True, text=True)
+
+    assert ended.returncode == 2
+    assert ended.stderr == "The gateway cannot listen on 127.0.0.1: [Errno 98] Address already in use.\n"
+
+
 async def _when_listening(client: httpx.AsyncClient, path: str) -> httpx.Response:
     while True:
         with suppress(httpx.ConnectError):
