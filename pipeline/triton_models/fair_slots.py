@@ -71,18 +71,16 @@ class FairSlots:
 
     def release(self) -> None:
         """Give a slot to the next waiting request, or mark it free."""
-        if not self._waiting:
-            self._num_free += 1
-            return
-        tenant, queue = next(iter(self._waiting.items()))
-        future = queue.popleft()
-        self._waiting.move_to_end(tenant)
-        if not queue:
-            del self._waiting[tenant]
-        if future.done():  # cancelled, and not yet removed
-            self.release()
-        else:
-            future.set_result(None)
+        while self._waiting:
+            tenant, queue = next(iter(self._waiting.items()))
+            future = queue.popleft()
+            self._waiting.move_to_end(tenant)
+            if not queue:
+                del self._waiting[tenant]
+            if not future.done():  # else it was cancelled, and is not yet removed
+                future.set_result(None)
+                return
+        self._num_free += 1
 
     def _forget(self, tenant: str, future: asyncio.Future[None]) -> None:
         queue = self._waiting.get(tenant)

@@ -167,6 +167,20 @@ def test_a_request_that_leaves_as_its_turn_comes_is_passed_over(num_others):
     run(work())
 
 
+def test_no_slot_is_lost_when_thousands_leave_at_once():
+    async def work() -> None:
+        slots = FairSlots(1, 3000)
+        crowd = [asyncio.ensure_future(hold(slots, str(i % 3), [], "x", 9, Clock(), 0.0)) for i in range(3000)]
+        await settle()
+        for task in crowd:
+            task.cancel()
+        outcomes = await asyncio.gather(*crowd, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} <= {type(None), asyncio.CancelledError}
+        await hold(slots, "", [], "later", 1, Clock(), 0.0)
+
+    run(work())
+
+
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["start", "cancel", "tick"]), st.integers(0, 9), st.sampled_from("ab")), max_size=60
 )
