@@ -13,16 +13,18 @@ from pipeline.errors import ServerError
 
 def read_metrics(url: str, prefix: str = "lookahead_") -> dict[str, float]:
     """Samples of all metrics with a prefix by name, summed over labels, without histogram buckets. Raises ServerError
-    if the metrics port cannot be reached."""
-    try:
-        text = httpx.get(url, timeout=5.0, trust_env=False).text
-    except httpx.HTTPError as error:
-        raise ServerError(f"The metrics at {url} cannot be read: {error}.") from error
+    if the server does not return them, for example while it starts again."""
     values: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name.startswith(prefix) and "le" not in sample.labels:
-                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    try:
+        response = httpx.get(url, timeout=5.0, trust_env=False)
+        if response.status_code != 200:
+            raise ValueError(f"status {response.status_code}")
+        for family in text_string_to_metric_families(response.text):
+            for sample in family.samples:
+                if sample.name.startswith(prefix) and "le" not in sample.labels:
+                    values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    except (httpx.HTTPError, ValueError) as error:  # the latter also for the page of another program
+        raise ServerError(f"The metrics at {url} cannot be read: {error}.") from error
     return values
 
 

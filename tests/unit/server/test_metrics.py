@@ -39,3 +39,16 @@ def test_counts_are_added_up_and_ratios_are_those_of_the_sums() -> None:
     assert read_figures([])["requests"] == 0
     with pytest.raises(ServerError, match=r"/metrics cannot be read"):
         read_figures(urls)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [(b'{"error":"it starts again"}', 503, "status 503"), (b'{"error":"not here"}', 200, "Invalid labels")],
+)
+def test_a_page_without_metrics_is_an_error(body: bytes, status: int, reason: str) -> None:
+    class NoMetrics(Handler):
+        def do_GET(self) -> None:
+            self.answer(body, status)
+
+    with serving(NoMetrics) as port, pytest.raises(ServerError, match=f"/metrics cannot be read: {reason}"):
+        read_figures([f"http://127.0.0.1:{port}/metrics"])
