@@ -46,6 +46,7 @@ class TritonServers:
             try:
                 async with aclosing(server.generate(wanted.tensors, request_id, trace)) as chunks:
                     async for chunk in chunks:
+                        busy_since = None
                         token_ids += chunk.token_ids
                         yield chunk
                 return

@@ -153,6 +153,14 @@ def test_a_busy_server_refuses_what_is_new_and_keeps_what_has_begun_waiting():
     assert len(moved.asked) == 3
 
 
+def test_the_time_limit_for_busy_servers_begins_again_with_each_of_them(monkeypatch):
+    monkeypatch.setattr(servers, "_POLL_S", 0.02)
+    monkeypatch.setattr(servers, "_BUSY_S", 0.03)  # longer than a pause, shorter than two
+    busy = BusyError("busy")
+
+    assert tokens(ask(Server((4, GONE), (0, busy), (2, GONE), (0, busy)))) == WHOLE
+
+
 def test_a_fault_of_a_server_that_ends_changes_nothing_and_a_second_one_is_raised():
     fault = RuntimeError("internal error: the loop is closed")
     own, other = Server((2, fault), is_there=False), Server()
