@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 
 from pipeline.gateway.annotations import ENGINE_DATA, NAMESPACE, read_annotations
-from pipeline.gateway.bodies import Json, parse_json, write_json
+from pipeline.gateway.bodies import Json, write_json
 from pipeline.gateway.event_stream import events, parsed
 from pipeline.gateway.forward import start_of
 from pipeline.gateway.refusal import FINAL, Refusal
@@ -63,12 +63,13 @@ _REASON_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class FrontEndRequest(UpstreamRequest):
-    """A request to the front end. triton_status: returns 200 if a Triton server of this machine is ready. is_served:
-    whether the front end serves the requested model, so that 404 means that it has no worker at the moment. renderer:
-    template, without a body, of the request to the Triton model that reports why the chat template refuses a
-    conversation; None without a conversation. is_whole: whether the client receives the stream as a whole response.
-    listed_s: see `DeploymentSpec`."""
+    """A request to the front end. sent: its JSON, from which the body is made when it is sent. triton_status: returns
+    200 if a Triton server of this machine is ready. is_served: whether the front end serves the requested model, so
+    that 404 means that it has no worker at the moment. renderer: template, without a body, of the request to the Triton
+    model that reports why the chat template refuses a conversation; None without a conversation. is_whole: whether the
+    client receives the stream as a whole response. listed_s: see `DeploymentSpec`."""
 
+    sent: Json
     triton_status: Callable[[], Awaitable[int]]
     is_served: bool = False
     renderer: UpstreamRequest | None = None
@@ -115,7 +116,7 @@ async def chunks_of(transport: Transport, request: FrontEndRequest) -> AsyncGene
             if num_lost > _MAX_LOST:
                 if await request.triton_status() != 200:
                     raise unavailable() from lost
-                if _has_tools(request):  # a full queue looks the same, and had room again when `_reason_of` asked
+                if request.sent.get("tools"):  # a full queue looks the same, and had room again when `_reason_of` asked
                     reason = refusal_of(503, reason.sentence, request.request_id)
                 raise reason from lost
             # While no Triton server of the fleet is ready, each attempt is lost within seconds.
@@ -127,7 +128,7 @@ async def chunks_of(transport: Transport, request: FrontEndRequest) -> AsyncGene
             num_absent += 1
             if has_worker:
                 assert request.renderer is not None, "has_worker is false without a conversation"
-                if num_absent == 3 and (refusal := await refusal_of_prompt(transport, request.renderer, request.body)):
+                if num_absent == 3 and (refusal := await refusal_of_prompt(transport, request.renderer, request.sent)):
                     raise refusal from None
                 # As long as a dead worker is listed, attempts may reach it, and those of a session reach no other.
                 if anyio.current_time() >= listed_until:
@@ -147,7 +148,7 @@ async def _attempt(
 ) -> AsyncGenerator[Json | bytes, None]:
     """Send a request and yield the response. Raises _Absent only if may_retry is true, Unreachable only before a
     response, _Lost if it breaks off."""
-    async with transport(request) as response:
+    async with transport(replace(request, body=write_json(request.sent))) as response:
         try:
             if response.status < 400:
                 async with aclosing(events(response.chunks)) as found:
@@ -164,7 +165,7 @@ async def _attempt(
     if has_no_model or any(words in text for words in _NO_WORKER):
         raise _Absent if may_retry else unavailable()
     if response.status == 404:
-        raise unknown_model(str(parse_json(request.body).get("model")))
+        raise unknown_model(str(request.sent.get("model")))
     raise _exception_of(refusal_of(response.status, text, request.request_id), text)
 
 
@@ -177,23 +178,22 @@ async def _has_worker(transport: Transport, request: FrontEndRequest) -> bool:
     """Whether the front end answers a plain prompt, where it fails on a conversation. False without a conversation."""
     if request.renderer is None:
         return False
-    body = {"model": parse_json(request.body)["model"], "prompt": "a", "max_tokens": 1}
+    body = {"model": request.sent["model"], "prompt": "a", "max_tokens": 1}
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
         async with transport(replace(request, path="/v1/completions", body=write_json(body))) as response:
             return response.status == 200
     return False
 
 
-async def refusal_of_prompt(transport: Transport, renderer: UpstreamRequest, sent: bytes) -> Refusal | None:
+async def refusal_of_prompt(transport: Transport, renderer: UpstreamRequest, sent: Json) -> Refusal | None:
     """Triton's refusal of the conversation or the prompt of a request to the front end, from a request for one token;
-    None if Triton accepts it. renderer: see `FrontEndRequest`. sent: body of the request."""
-    body = parse_json(sent)
-    generate = {"max_tokens": 1, "namespace": read_annotations(body["nvext"]["annotations"]).get(NAMESPACE, "")}
-    if "messages" in body:
-        texts = [_with_text(message) for message in body["messages"] or ()]
+    None if Triton accepts it. renderer, sent: see `FrontEndRequest`."""
+    generate = {"max_tokens": 1, "namespace": read_annotations(sent["nvext"]["annotations"]).get(NAMESPACE, "")}
+    if "messages" in sent:
+        texts = [_with_text(message) for message in sent["messages"]]
         generate |= {"text_input": "", "messages": json.dumps(texts)}
     else:
-        prompt = body.get("prompt")
+        prompt = sent.get("prompt")
         generate["text_input"] = prompt if isinstance(prompt, str) else ""
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
         async with transport(replace(renderer, body=write_json(generate))) as response:
@@ -216,22 +216,18 @@ async def _reason_of(transport: Transport, request: FrontEndRequest, lost: _Lost
         return await _reason_with_tools(transport, request, lost.refusal)
     await anyio.sleep(_RETRY_PAUSE_S)  # for a front end that is ending
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
-        async with transport(replace(request, method="GET", path=_LIVE, body=b"")):
+        async with transport(replace(request, method="GET", path=_LIVE)):
             return Refusal(500, f"{_BROKEN} {request.request_id}", headers=FINAL)
     return lost.refusal
-
-
-def _has_tools(request: FrontEndRequest) -> bool:
-    return b'"tools":' in request.body
 
 
 async def _reason_with_tools(transport: Transport, request: FrontEndRequest, refusal: Refusal) -> Refusal:
     """The worker's refusal of a request with tools, for which the front end reports an error without the reason. The
     same request without tool calls returns the refusal in its first event."""
-    if refusal.status != 500 or not request.is_served or not _has_tools(request):
+    if refusal.status != 500 or not request.is_served or not request.sent.get("tools"):
         return refusal
-    body = parse_json(request.body)
-    body |= {"tool_choice": "none", "nvext": body["nvext"] | {"extra_fields": [ENGINE_DATA]}}
+    extension = request.sent["nvext"] | {"extra_fields": [ENGINE_DATA]}
+    body = request.sent | {"tool_choice": "none", "nvext": extension}
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
         async with (
             transport(replace(request, body=write_json(body))) as response,

@@ -237,7 +237,8 @@ class HttpGateway:
                     targets=deployment.openai,
                     method="POST",
                     path=_PATHS[checked.endpoint],
-                    body=choice,
+                    body=b"",
+                    sent=choice,
                     headers=headers,
                     timeout_s=timeout_s,
                     request_id=own_id,
@@ -247,10 +248,10 @@ class HttpGateway:
                     is_whole=checked.is_whole,
                     listed_s=deployment.spec.listed_s,
                 )
-                for choice, own_id in zip(checked.bodies, ids, strict=True)
+                for choice, own_id in zip(checked.requests, ids, strict=True)
             ]
             if len(body) > _BYTES_PER_TOKEN * max_seq_len:
-                longest = max((each.body for each in requests), key=len)
+                longest = max(checked.requests, key=lambda each: len(write_json(each)))
                 refusal = await refusal_of_prompt(self._transport, renderer, longest)
                 if refusal is not None and refusal.code == TOO_LONG_CODE:
                     raise refusal

@@ -40,11 +40,6 @@ class CheckedChoices(NamedTuple):
     namespace: str = ""
     response_head: Json | None = None
 
-    @property
-    def bodies(self) -> list[bytes]:
-        """The requests in JSON, which is large for many choices of a long request."""
-        return [write_json(request) for request in self.requests]
-
 
 def checked_openai(
     endpoint: Endpoint, body: bytes, tenant: Tenant, tool_call_parser: str | None = None

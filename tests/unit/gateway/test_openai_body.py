@@ -20,7 +20,7 @@ def test_the_openai_api_gets_the_tenants_namespace(alice):
 
     checked = checked_openai("chat", json.dumps(body).encode(), alice)
 
-    assert [json.loads(sent)["nvext"] for sent in checked.bodies] == [
+    assert [sent["nvext"] for sent in checked.requests] == [
         {
             "annotations": ["strategy:trie", "max_tokens:5", "namespace:alice/bob"],
             "greed": True,
@@ -64,7 +64,7 @@ def test_a_conversation_is_known_by_its_beginning_from_the_second_turn_on(alice)
 
 @pytest.mark.parametrize("body", [{"nvext": {"cache_salt": "bob"}}, {"cache_salt": "bob"}])
 def test_dynamos_own_word_for_a_namespace_is_the_tenants_too(alice, body):
-    sent = json.loads(checked_openai("chat", json.dumps(body).encode(), alice).bodies[0])
+    sent = checked_openai("chat", json.dumps(body).encode(), alice).requests[0]
 
     assert "namespace:alice/bob" in sent["nvext"]["annotations"]
     assert "cache_salt" not in {*sent, *sent["nvext"]}
