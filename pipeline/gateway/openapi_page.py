@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.gateway.tenants import MAX_NAMESPACE_BYTES
+
 _LARGEST = (1 << 31) - 1
 _TEXT: dict[str, Any] = {"type": "string"}
 _OBJECT: dict[str, Any] = {"type": "object"}
@@ -58,7 +60,7 @@ _GENERATE = _object(
         "Namespace of the trie. Requests draft from earlier outputs in the same namespace. Each API key has its own "
         "namespaces.",
         _TEXT,
-        maxLength=32,
+        maxLength=MAX_NAMESPACE_BYTES // 4,  # a character has up to 4 bytes
     ),
     temperature=_described("Sampling temperature; 0: greedy decoding.", _NUMBER, minimum=0, maximum=100),
     top_k=_described("Number of most probable tokens to sample from; 0: off.", _COUNT),
