@@ -189,12 +189,10 @@ async def refusal_of_prompt(transport: Transport, renderer: UpstreamRequest, sen
     """Triton's refusal of the conversation or the prompt of a request to the front end, from a request for one token;
     None if Triton accepts it. renderer, sent: see `FrontEndRequest`."""
     generate = {"max_tokens": 1, "namespace": read_annotations(sent["nvext"]["annotations"]).get(NAMESPACE, "")}
-    if "messages" in sent:
-        texts = [_with_text(message) for message in sent["messages"]]
-        generate |= {"text_input": "", "messages": json.dumps(texts)}
-    else:
-        prompt = sent.get("prompt")
-        generate["text_input"] = prompt if isinstance(prompt, str) else ""
+    prompt, messages = sent.get("prompt"), sent.get("messages")
+    generate["text_input"] = prompt if isinstance(prompt, str) else ""
+    if "prompt" not in sent and isinstance(messages, list):
+        generate["messages"] = json.dumps([_with_text(message) for message in messages])
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
         async with transport(replace(renderer, body=write_json(generate))) as response:
             if response.status == 400:

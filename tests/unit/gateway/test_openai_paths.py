@@ -107,6 +107,8 @@ LONG = "a " * 8 * MAX_SEQ_LEN
     [
         ("/v1/completions", {"prompt": LONG}, {"text_input": LONG}),
         ("/v1/completions", {"prompt": ["b", LONG]}, {"text_input": LONG}),
+        ("/v1/completions", {"prompt": LONG, "messages": 5}, {"text_input": LONG}),
+        ("/v1/completions", {"prompt": LONG, "messages": [{"role": "user", "content": "a"}]}, {"text_input": LONG}),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": LONG}]},
