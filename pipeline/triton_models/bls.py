@@ -32,7 +32,6 @@ from pipeline.triton_models.call_planning import tree_budget
 from pipeline.triton_models.engine_binding import EngineBinding
 from pipeline.triton_models.fair_slots import FairSlots, HeldSlot
 from pipeline.triton_models.generation import Generation
-from pipeline.triton_models.learned_state_store import LearnedStateStore
 from pipeline.triton_models.metrics import OnEnd
 from pipeline.triton_models.partial_output import PartialOutput, output_of
 from pipeline.triton_models.routing import offered_strategies, route_of
@@ -61,12 +60,11 @@ class _ServedTarget:
 
 
 class Bls:
-    """Serves text requests with the target models of a config. targets: in the order of the backend's traits. Not
-    thread safe: runs in one event loop."""
+    """Serves text requests with the target models of a config. targets: in the order of the backend's traits. drafter:
+    of its draft sources. Not thread safe: runs in one event loop."""
 
     def __init__(self, resolved: ResolvedConfig, codec: TextCodec, targets: Sequence[StreamingCaller]) -> None:
         profile = resolved.profile
-        self._drafting = profile.drafting
         self._codec = codec
         self._served = [
             _ServedTarget(
@@ -82,9 +80,9 @@ class Bls:
         strategy = profile.drafting.strategy
         self._strategy = strategy if strategy in offered_strategies(self._models) else "auto"
         self._budget = DraftBudget(profile.drafting.max_draft_tokens, profile.drafting.max_draft_len)
-        self._drafter = create_drafter(profile.drafting.sources, resolved.lookahead, codec.vocab_size, kinds_on("bls"))
-        self._trie = next((source.trie for source in self._drafter.sources if isinstance(source, TrieSource)), None)
-        self._supplied = next((s for s in self._drafter.sources if isinstance(s, SuppliedSource)), None)
+        self.drafter = create_drafter(profile.drafting.sources, resolved.lookahead, codec.vocab_size, kinds_on("bls"))
+        self._trie = next((source.trie for source in self.drafter.sources if isinstance(source, TrieSource)), None)
+        self._supplied = next((s for s in self.drafter.sources if isinstance(s, SuppliedSource)), None)
         self._is_safe = profile.server.side_channel_safe
         self._max_logits_bytes = profile.server.gateway.max_logits_bytes
         self._shares_drafts = profile.server.gateway.share_drafts
@@ -125,13 +123,8 @@ class Bls:
         return {
             "trie_nodes": 0 if self._trie is None else self._trie.num_nodes,
             "trie_bytes": 0 if self._trie is None else self._trie.arrays.num_bytes,
-            "draft_source_failures": sum(self._drafter.failures.values()),
+            "draft_source_failures": sum(self.drafter.failures.values()),
         }
-
-    def learned_state(self, artifact_dir: Path, cache_dir: Path, instance: str) -> LearnedStateStore:
-        """Load the stored state of the draft sources. Returns the object that saves it again. instance: name of this
-        process, unique in its server."""
-        return LearnedStateStore(self._drafter, self._drafting, artifact_dir, cache_dir, "bls", instance)
 
     async def _read(self, tensors: Tensors) -> TextRequest:
         """Tokenize long texts outside the event loop, one at a time, so that other requests continue."""
@@ -162,13 +155,13 @@ class Bls:
         yield TextResponse(output | _last_tensors(generation, self._is_safe), last=True)
 
     def _generation(self, request: TextRequest, engine: EngineBinding, slot: HeldSlot, started: float) -> Generation:
-        names = source_names(engine.strategy, self._drafter.names)
+        names = source_names(engine.strategy, self.drafter.names)
         budget = self._budget
         if request.max_draft_tokens is not None:
             budget = DraftBudget(min(budget.max_nodes, request.max_draft_tokens), budget.max_depth)
         if engine.traits.limits is not None:
             budget = tree_budget(budget, engine.traits.limits)
-        session = Session(request.generation, self._drafter, names, budget, engine.traits.max_seq_len)
+        session = Session(request.generation, self.drafter, names, budget, engine.traits.max_seq_len)
         prediction = None
         if self._supplied is not None and self._supplied.name in names and len(request.prediction):
             prediction = self._supplied.predict(request.generation.request_id, request.prediction)

@@ -54,7 +54,7 @@ def test_a_call_takes_several_steps_where_calls_of_one_step_do_not_pay(
     for name in ("record", "record_own_steps"):
         monkeypatch.setattr(CallCosts, name, lambda self, *figures: None)
     run_in(bls, asked)
-    bls._drafter.reliability.take()
+    bls.drafter.reliability.take()
     target.calls.clear()
 
     statistics = statistics_of(run_in(bls, asked))
@@ -66,7 +66,7 @@ def test_a_call_takes_several_steps_where_calls_of_one_step_do_not_pay(
     assert statistics["num_steps"] > len(target.calls) if not pays else statistics["num_steps"] == len(target.calls)
     assert sum(statistics["acceptance_lengths"]) == 40
     assert len(statistics["acceptance_lengths"]) == statistics["num_steps"]
-    assert sum(row.accepted for row in bls._drafter.reliability.take()) > 10
+    assert sum(row.accepted for row in bls.drafter.reliability.take()) > 10
 
 
 def test_each_step_verifies_a_part_of_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from pipeline.repository.names import FINGERPRINT, LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.triton_models.bls import load_bls
 from pipeline.triton_models.drain_lock import DrainLock
 from pipeline.triton_models.handover import handover_dir
+from pipeline.triton_models.learned_state_store import LearnedStateStore
 from pipeline.triton_models.metrics import Metrics
 from pipeline.triton_models.python_backend import CallResponses, hide_torch, parameter
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
@@ -43,11 +44,12 @@ class TritonPythonModel:
         fingerprint, vocab_size = parameter(config, FINGERPRINT), int(parameter(config, "vocab_size"))
         resolved = load_resolved(Path(args["model_repository"]).parent / RESOLVED)
         self._bls = load_bls(artifact_dir, resolved, fingerprint, vocab_size, self._targets)
-        self._learned = self._bls.learned_state(artifact_dir, folders().cache, args["model_instance_name"])
+        drafting, instance = resolved.profile.drafting, args["model_instance_name"]
+        self._learned = LearnedStateStore(self._bls.drafter, drafting, artifact_dir, folders().cache, "bls", instance)
         self._drain_lock = DrainLock(handover_dir())
         self._metrics = Metrics(pb_utils, self._bls.gauges)
         self._tracer = tracer_of("lookahead-bls")
-        siblings = siblings_of(args["model_instance_name"], config, handover_dir())
+        siblings = siblings_of(instance, config, handover_dir())
         # Per running request: its call, and one that stops it.
         self._loop = RequestLoop(self._serve, self._kept, 2 * int(config["max_batch_size"]), siblings)
 
