@@ -88,9 +88,9 @@ class GrpcGateway:
 
     async def _check(self, requests: AsyncIterator[Any], context: Any) -> bytes:
         """Readiness of Triton, whichever service the request names. The message is not read."""
-        is_ready = False
-        with suppress(grpc.aio.AioRpcError):
-            triton = await self._deployments.current.triton()
+        is_ready, deployment = False, self._deployments.current
+        with suppress(grpc.aio.AioRpcError), deployment.in_use():
+            triton = await deployment.triton()
             options = {"metadata": triton.metadata, "timeout": _SHORT_S}
             is_ready = (await triton.stub.ServerReady(pb.ServerReadyRequest(), **options)).ready
         return _HEALTH[is_ready]
@@ -111,8 +111,9 @@ class GrpcGateway:
                     return pb.ModelReadyResponse(ready=False)  # as Triton reports an unknown model
                 if (model := getattr(request, "name", None)) is not None:
                     deployment.require_public(model)
-                triton = await deployment.triton()
-                return await getattr(triton.stub, name)(request, metadata=triton.metadata, timeout=_SHORT_S)
+                with deployment.in_use():
+                    triton = await deployment.triton()
+                    return await getattr(triton.stub, name)(request, metadata=triton.metadata, timeout=_SHORT_S)
 
         return act
 

@@ -105,7 +105,7 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
     if sent.pop(STATISTICS, False) or ENGINE_DATA in fields:
         options[STATISTICS] = "true"
     kept = [text for text in annotations if not text.startswith(_RESERVED)]
-    # A worker returns its refusal in ENGINE_DATA. With tools the front end drops it, see `forward`.
+    # A worker returns its refusal in ENGINE_DATA. With tools the front end drops it, see `front_end`.
     extra = {*fields} - {ENGINE_DATA} if TOOLS in options else {*fields, ENGINE_DATA}
     sent["nvext"] = {
         **extension,

@@ -165,3 +165,37 @@ async def test_a_request_to_a_new_server_that_fails_at_once_holds_no_place(monke
             async for _ in call:
                 pass
         await until(lambda: not deployments.current.num_running and not deployments.num_running_earlier)
+
+
+class Slow(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Reports its readiness after `may_answer`."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def ServerReady(self, request: Any, context: Any) -> Any:
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return pb.ServerReadyResponse(ready=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "answer"),
+    [
+        ("/inference.GRPCInferenceService/ServerReady", b"", pb.ServerReadyResponse(ready=True).SerializeToString()),
+        ("/grpc.health.v1.Health/Check", b"", b"\x08\x01"),
+    ],
+)
+async def test_a_check_that_runs_while_the_server_is_exchanged_gets_its_answer(method, body, answer):
+    slow = Slow()
+    async with (
+        grpc_server(lambda server: service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(slow, server)) as one,
+        grpc_gateway(deployment_at(one)) as (port, _, deployments),
+        channel_to(port) as channel,
+    ):
+        checking = asyncio.ensure_future(channel.unary_unary(method)(body, timeout=PATIENCE_S))
+        await asyncio.wait_for(slow.is_asked.wait(), PATIENCE_S)
+        deployments.replace(deployment_at(9))
+        await deployments.close_idle()
+        slow.may_answer.set()
+        assert await checking == answer
