@@ -56,12 +56,14 @@ def _values(client: httpx.Client, prefix: str, environment: Mapping[str, str]) -
 
 
 def _post(client: httpx.Client, path: str, body: Mapping[str, str], headers: Mapping[str, str]) -> dict[str, Any]:
-    """The response of one call. Raises ValueError with etcd's reason if it is refused."""
+    """The response of one call. Raises ValueError with etcd's reason if it is refused, or for another program."""
     answer = client.post(f"/v3/{path}", json=body, headers=headers)
-    found: dict[str, Any] = answer.json()
-    if answer.status_code != 200:
-        raise ValueError(found.get("error", f"status {answer.status_code}"))
-    return found
+    match answer.json():
+        case dict(found) if answer.status_code == 200:
+            return found
+        case {"error": str(reason)}:
+            raise ValueError(reason)
+    raise ValueError(f"another program answers there, with status {answer.status_code}")
 
 
 def _context(environment: Mapping[str, str]) -> ssl.SSLContext | bool:

@@ -145,6 +145,17 @@ def test_workers_in_etcd_are_listed_by_the_first_member_that_answers() -> None:
     assert listed_members(server("kubernetes"), {}) == []
 
 
+@pytest.mark.parametrize(("status", "body"), [(200, b"[]"), (404, b'["no"]'), (500, b"{}"), (404, b'{"error":{}}')])
+def test_another_program_at_the_address_of_etcd_is_named(status: int, body: bytes) -> None:
+    class Other(Handler):
+        def do_POST(self) -> None:
+            self.read()
+            self.answer(body, status)
+
+    with serving(Other) as port, pytest.raises(ServerError, match=f"{port}: another program .* with status {status}"):
+        listed_members(server("etcd"), {ETCD_ENDPOINTS: f"http://127.0.0.1:{port}"})
+
+
 def compared(members: list[Member], monkeypatch: pytest.MonkeyPatch, join: bool = True, **options: Any) -> list[str]:
     """Notes of a comparison of OWN with these members."""
     monkeypatch.setattr("pipeline.dynamo.membership.listed_members", lambda server: members)
