@@ -110,7 +110,7 @@ class Generation:
             if self._tokens is not None:
                 rest = self._tokens.finish()
                 yield PartialOutput("", rest, self._logits.take(self._num_scored(rest)))
-            elif not self.request.tokens_only and (text := self._text.finish()):
+            elif text := self._text.finish():
                 yield PartialOutput(text, [])
         finally:
             self.session.close()

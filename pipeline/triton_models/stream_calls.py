@@ -15,28 +15,19 @@ import grpc
 from pipeline.triton_grpc import TritonGrpc, infer_request, tensors_of
 from pipeline.triton_models.model_calls import ModelCaller
 from pipeline.triton_models.own_server import GrpcAddress, own_address
-from pipeline.triton_models.python_backend import CallResponses, refusal
+from pipeline.triton_models.python_backend import refusal
 from pipeline.triton_models.tensors import Array, Tensors
 
 
 class StreamingCaller(ModelCaller):
-    """A `ModelCaller` whose calls can stream. find_address: returns the server's address. Not thread safe."""
+    """A `ModelCaller` whose calls can stream, after `connect`. Not thread safe."""
 
-    def __init__(
-        self,
-        model: str,
-        stop: Mapping[str, Array],
-        kept: CallResponses,
-        find_address: Callable[[], GrpcAddress] = own_address,
-    ) -> None:
-        super().__init__(model, stop, kept)
-        self._find_address = find_address
-        self._address: GrpcAddress | None = None
-        self._server: TritonGrpc | None = None
+    _address: GrpcAddress | None = None
+    _server: TritonGrpc | None = None
 
-    def connect(self) -> None:
+    def connect(self, find_address: Callable[[], GrpcAddress] = own_address) -> None:
         """Find the server's gRPC interface, which `stream` needs. Raises ServerError if there is no usable one."""
-        self._address = self._find_address()
+        self._address = find_address()
 
     async def stream(
         self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str

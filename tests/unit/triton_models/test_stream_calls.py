@@ -30,8 +30,8 @@ def streamed(*answers: Any, num_wanted: int | None = None) -> tuple[list[Any], E
         found: list[Any] = []
         failure: Exception | None = None
         async with serving(*answers) as (triton, url):
-            caller = StreamingCaller("engine", STOP, CallResponses(), lambda: GrpcAddress(url, {"key": "secret"}))
-            caller.connect()
+            caller = StreamingCaller("engine", STOP, CallResponses())
+            caller.connect(lambda: GrpcAddress(url, {"key": "secret"}))
             try:
                 async with aclosing(caller.stream({"input_ids": IDS}, ["output_ids"], "id")) as responses:
                     async for item in responses:
