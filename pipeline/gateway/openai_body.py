@@ -89,7 +89,7 @@ def _checked(
         rewrites.append(alternatives(value.get("top_logprobs") or 0) if endpoint == "chat" else log_probs())
     if value.get("draft_statistics") and len(requests) == 1:
         rewrites.append(move_figures)
-    model, conversation = value.get("model"), _conversation(value)
+    model, conversation = value.get("model"), _conversation(sent.get("messages", []) if endpoint == "chat" else [])
     return CheckedChoices(
         endpoint, requests, num_choices, num_bytes, max_tokens, model, conversation, rewrites, is_whole, namespace
     )
@@ -106,12 +106,9 @@ def choice_requests(sent: Json, num_choices: int) -> list[Json]:
     return [sent | {"seed": seed} for seed in seeds]
 
 
-def _conversation(value: Json) -> str | None:
+def _conversation(messages: list[Json]) -> str | None:
     """Id of a conversation: hash of its messages up to the first of the assistant; None without one."""
-    messages = value.get("messages")
-    if not isinstance(messages, list):
-        return None
-    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+    roles = [message["role"] for message in messages]
     if "assistant" not in roles:
         return None
     return hashlib.sha256(write_json({"messages": messages[: roles.index("assistant") + 1]})).hexdigest()

@@ -149,14 +149,6 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
         raise RequestError("best_of is not supported; send n for several choices")
     if body.get("suffix"):
         raise RequestError("suffix is not supported: the model writes text only after the prompt; leave it out")
-    for number, message in enumerate(_list(body.get("messages"))):
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if content == []:
-            raise RequestError(f"messages[{number}].content is an empty list; send a text, or parts of one")
-        for part in _list(content):
-            if isinstance(part, Mapping) and part.get("type") not in ("text", "refusal"):
-                kind = str(part.get("type"))[:40]
-                raise RequestError(f"messages[{number}].content has a part of type {kind!r}; this model reads text")
 
 
 def _with_text_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -195,7 +187,7 @@ def _check_tools(sent: Mapping[str, Any]) -> None:
 
 def _are_tools(value: object) -> TypeGuard[list[Mapping[str, Any]]]:
     """Whether a value is a list of functions with names, at least one."""
-    tools = [tool if isinstance(tool, Mapping) else {} for tool in _list(value)]
+    tools = [tool if isinstance(tool, Mapping) else {} for tool in (value if isinstance(value, list) else [])]
     return bool(tools) and all(tool.get("type") == "function" and _is_function(tool.get("function")) for tool in tools)
 
 
@@ -210,10 +202,6 @@ def _is_function(value: object) -> bool:
 def _is_text(prompt: object) -> bool:
     """Whether a prompt is a text or a list of texts, and not of token ids."""
     return isinstance(prompt[0] if isinstance(prompt, list) and prompt else prompt, str)
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _prediction(sent: dict[str, Any]) -> dict[str, str]:

@@ -81,9 +81,14 @@ def _check_messages(messages: object) -> None:
             raise RequestError(f"messages[{number}].role must be one of {', '.join(_ROLES)}; found {shown(role)}")
         if role not in ("assistant", "function") and not isinstance(content, str | list):
             raise RequestError(f"messages[{number}].content must be a text or a list of parts")
+        if content == []:
+            raise RequestError(f"messages[{number}].content is an empty list; send a text, or parts of one")
         for place, part in enumerate(content if isinstance(content, list) else []):
             kind = part.get("type") if isinstance(part, Mapping) else None
-            if not isinstance(kind, str) or (kind in ("text", "refusal") and not isinstance(part.get(kind), str)):
+            if isinstance(kind, str) and kind not in ("text", "refusal"):
+                kind = kind[:40]
+                raise RequestError(f"messages[{number}].content has a part of type {kind!r}; this model reads text")
+            if not isinstance(kind, str) or not isinstance(part.get(kind), str):
                 raise RequestError(f'messages[{number}].content[{place}] must be {{"type": "text", "text": "..."}}')
         for name, (type_, description) in _OF_MESSAGE.items():
             if not isinstance(message.get(name), type_ | None):

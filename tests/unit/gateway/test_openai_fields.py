@@ -124,8 +124,6 @@ def test_statistics_are_asked_for_in_either_way():
         ({"echo": True}, "echo is not supported"),
         ({"best_of": 3}, "best_of is not supported"),
         ({"suffix": "a"}, "suffix is not supported"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"messages\[0\].* type 'image_url'"),
-        ({"messages": [{"role": "user", "content": []}]}, r"messages\[0\].content is an empty list"),
         ({"stop": ["a", ""]}, "stop must be a text or a list of texts, none of them empty"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output is not supported"),
         ({"prompt_logprobs": 1}, "prompt_logprobs is not supported"),
