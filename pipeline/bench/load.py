@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.errors import RequestError, ServerError
 from pipeline.server.client import Completion, TextQuery
+from pipeline.server.client_threads import ClientThreads
 
 # Limit of stored distinct error messages.
 MAX_ERROR_KINDS = 20
@@ -76,7 +77,7 @@ def run_load(
     on_answer: Callable[[LoadResult], None] = lambda result: None,
 ) -> LoadResult:
     """Send the requests in turn with `generate(query, timeout_s)`. RequestError and ServerError are counted; any other
-    exception, and Ctrl-C, end the run after the running requests. on_answer: called after each request."""
+    exception, and Ctrl-C, end the run without the running requests. on_answer: called after each request."""
     result = LoadResult()
     lock, stopped = Lock(), Event()
     numbers = itertools.count()
@@ -108,7 +109,7 @@ def run_load(
                     result.add(answer)
             on_answer(result)
 
-    with ThreadPoolExecutor(plan.concurrency) as clients:
+    with ClientThreads(plan.concurrency) as clients:
         try:
             for ended in as_completed([clients.submit(client) for _ in range(plan.concurrency)]):
                 ended.result()

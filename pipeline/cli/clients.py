@@ -162,7 +162,7 @@ def batch(
     OPENAI_API_KEY.
     """
     from pipeline.bench.report.results import require_writable
-    from pipeline.dynamo.openai_batch import failure_text, journal_path, read_batch, read_journal, run_batch
+    from pipeline.dynamo.openai_batch import GRACE_S, failure_text, journal_path, read_batch, read_journal, run_batch
     from pipeline.files import is_stream
     from pipeline.server.client import KEY_VARIABLE, api_key
 
@@ -183,7 +183,9 @@ def batch(
             concurrency=concurrency,
             timeout_s=timeout_s,
             on_done=step,
-            on_interrupt=lambda: output.note("the running requests finish; the same command continues with the others"),
+            on_interrupt=lambda: output.note(
+                f"waiting up to {GRACE_S:.0f} s for the running requests; the same command continues with the others"
+            ),
         )
     if as_json:
         output.print_json({"out": str(out), "requests": len(asked), "failed": len(failed)})

@@ -13,7 +13,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +26,7 @@ from pipeline.dynamo.fleet import Fleet
 from pipeline.dynamo.services import FRONT_END, WORKER, model_url
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
+from pipeline.server.client_threads import ClientThreads
 from pipeline.server.metrics import read_metrics
 from pipeline.server.processes import marked_processes, model_processes
 from pipeline.server.state import is_ready, reachable
@@ -76,7 +76,7 @@ def verify_failover(fleet: Fleet, url: str, model: str, num_kills: int, max_toke
     with httpx.Client(timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
         note("recording the outputs of the undisturbed fleet")
         expected = [ask(client, url, body) for body in bodies]
-    report, lock, done = FailoverReport(), threading.Lock(), threading.Event()
+    report, lock, done, abandoned = FailoverReport(), threading.Lock(), threading.Event(), threading.Event()
     report.num_moved = -num_moved(fleet)
 
     def client_loop(number: int) -> None:
@@ -90,6 +90,8 @@ def verify_failover(fleet: Fleet, url: str, model: str, num_kills: int, max_toke
                     outcome = ask(client, url, bodies[index])
                 except ServerError as error:
                     outcome = str(error)
+                if abandoned.is_set():  # the fleet is being stopped
+                    return
                 with lock:
                     report.num_requests += 1
                     report.slowest_s = max(report.slowest_s, time.monotonic() - started)
@@ -100,10 +102,13 @@ def verify_failover(fleet: Fleet, url: str, model: str, num_kills: int, max_toke
                         report.differences.append(f"{names[index]}: {outcome} instead of {expected[index]}")
                         note(f"different: {report.differences[-1]}")
 
-    with ThreadPoolExecutor(_NUM_CLIENTS) as pool:
+    with ClientThreads(_NUM_CLIENTS) as pool:
         clients = [pool.submit(client_loop, number) for number in range(_NUM_CLIENTS)]
         try:
             _kill_in_turn(fleet, url, model, num_kills, report, note)
+        except BaseException:
+            abandoned.set()
+            raise
         finally:
             done.set()
         for finished in clients:

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, as_completed, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -24,10 +24,13 @@ from pipeline.errors import RequestError, ServerError, UserError
 from pipeline.files import try_lock, write_atomically
 from pipeline.json_lines import json_rows, reading
 from pipeline.server.client import is_behind_proxy
+from pipeline.server.client_threads import ClientThreads
 
 _URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 # Pauses before retries: each is twice as long as the one before, up to the longest.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+# Time in which running requests may finish after Ctrl-C or a failure.
+GRACE_S = 10.0
 # Status codes after which a request is sent again.
 _RETRIED = (429, 503)
 # A line of the journal: digest of the request, and its line of the output. The last one may be incomplete.
@@ -95,7 +98,7 @@ def run_batch(
     on_interrupt: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
     """Send the requests that are not in the journal, then write the output. on_done: receives the custom_id of each
-    finished request. on_interrupt: called at Ctrl-C, after which the running requests finish.
+    finished request. on_interrupt: called at Ctrl-C and SIGTERM. The running requests then have GRACE_S to finish.
 
     Returns the lines of the output with a status other than 200. Raises ServerError if the server cannot be reached; a
     later run continues. Raises UserError for a file that is no journal, or if another run writes it."""
@@ -122,15 +125,18 @@ def run_batch(
                 done[request.digest] = line
                 on_done(request.custom_id)
 
-        with ThreadPoolExecutor(concurrency) as pool:
+        with ClientThreads(concurrency) as clients:
+            sent: list[Future[None]] = []
             try:
-                for future in [pool.submit(work, request) for request in requests if request.digest not in done]:
+                sent += [clients.submit(work, request) for request in requests if request.digest not in done]
+                for future in as_completed(sent):
                     future.result()
             except BaseException as error:
                 stop.set()
-                if isinstance(error, KeyboardInterrupt):
+                if not isinstance(error, Exception):
                     on_interrupt()
-                pool.shutdown(cancel_futures=True)
+                clients.shutdown(wait=False, cancel_futures=True)
+                wait(sent, GRACE_S)
                 raise
         lines = [done[request.digest] for request in requests]
         write_atomically(out, "".join(f"{line}\n" for line in lines))

@@ -9,7 +9,6 @@ Sampled outputs of such an engine are not compared, because its noise depends on
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from pipeline.bench.contenders.in_process import BASELINE
@@ -22,6 +21,7 @@ from pipeline.decoding.request import SamplingParams
 from pipeline.engine.backend import backend_of
 from pipeline.errors import UserError
 from pipeline.server.client import Completion, TextQuery, complete
+from pipeline.server.client_threads import ClientThreads
 from pipeline.triton_models.routing import offered_strategies
 
 # Number of requests in flight in the parallel part.
@@ -101,7 +101,7 @@ def answers_of(
     """Yield the answers to requests sent one at a time ("server"), then to all of them in parallel ("server batch")."""
     for prompt, query in queries:
         yield "server", prompt, query, complete(query, url, "grpc", TIMEOUT_S)
-    with ThreadPoolExecutor(NUM_CLIENTS) as clients:
+    with ClientThreads(NUM_CLIENTS) as clients:
         answers = clients.map(lambda each: complete(each[1], url, "grpc", TIMEOUT_S), queries)
         for (prompt, query), answer in zip(queries, answers, strict=True):
             yield "server batch", prompt, query, answer

@@ -109,7 +109,7 @@ def test_a_bug_in_one_client_ends_the_load_before_its_duration() -> None:
 
 @pytest.mark.parametrize("max_rate", [None, 0.01])
 def test_ctrl_c_ends_the_load_before_its_duration(max_rate: float | None) -> None:
-    interrupted = threading.Lock()  # a second Ctrl-C would not wait for the running requests
+    interrupted = threading.Lock()
 
     def interrupt(result: LoadResult) -> None:
         if interrupted.acquire(blocking=False):
@@ -119,6 +119,21 @@ def test_ctrl_c_ends_the_load_before_its_duration(max_rate: float | None) -> Non
     with pytest.raises(KeyboardInterrupt):
         run_load(FakeServer().generate, QUERIES, LoadPlan(2, duration_s=10 * PATIENCE_S, max_rate=max_rate), interrupt)
     assert time.monotonic() - started < PATIENCE_S
+
+
+def test_one_ctrl_c_ends_the_load_of_a_server_that_never_answers() -> None:
+    ended = threading.Event()
+
+    def hang(query: TextQuery, timeout_s: float) -> Completion:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        ended.wait(timeout_s)
+        return answer()
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_load(hang, QUERIES, LoadPlan(1, duration_s=10 * PATIENCE_S))
+    assert time.monotonic() - started < PATIENCE_S
+    ended.set()
 
 
 def test_errors_are_counted_by_sentence_and_the_kinds_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,22 @@ import pytest
 from pipeline.dynamo import openai_batch
 from pipeline.dynamo.openai_batch import BatchRequest, failure_text, journal_path, read_batch, run_batch
 from pipeline.errors import ServerError, UserError
+from pipeline.server.client_threads import ClientThreads
 from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
 
 
 class Api:
     """An OpenAI API that echoes. busy: answers 503 so often first. fails_at: cuts that request off, once may_fail is
-    set."""
+    set. hangs_at: never answers that request."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
         self.busy = 0
         self.fails_at: int | None = None
+        self.hangs_at: int | None = None
+        self.ended = threading.Event()
         self.may_fail = threading.Event()
         self.may_fail.set()
         api = self
@@ -36,6 +40,9 @@ class Api:
             def do_POST(self) -> None:
                 body = json.loads(self.read())
                 api.keys.add(self.headers["authorization"])
+                if api.hangs_at == body["n"]:
+                    api.ended.wait(PATIENCE_S)
+                    return
                 if api.fails_at == body["n"]:
                     api.may_fail.wait(PATIENCE_S)
                     return
@@ -57,6 +64,7 @@ def api() -> Iterator[Api]:
     with serving(made.handler) as port:
         made.url = f"http://127.0.0.1:{port}/v1"
         yield made
+        made.ended.set()
 
 
 def requests(*numbers: int) -> list[BatchRequest]:
@@ -125,6 +133,27 @@ def test_ctrl_c_is_reported_and_lets_the_running_requests_finish(api, tmp_path):
     assert sorted(body["n"] for body in api.asked) == list(range(6))
 
 
+def test_one_ctrl_c_ends_a_run_whose_server_never_answers(tmp_path, monkeypatch):
+    monkeypatch.setattr(openai_batch, "GRACE_S", 0.1)
+    settings = {"api_key": "k", "concurrency": 4, "timeout_s": 10 * PATIENCE_S, "on_done": lambda custom_id: None}
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        interrupt = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        interrupt.start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            run_batch(requests(*range(6)), tmp_path / "out", f"http://127.0.0.1:{silent.getsockname()[1]}", **settings)
+    assert time.monotonic() - started < PATIENCE_S
+
+
+def test_a_failure_is_reported_although_an_earlier_request_still_runs(api, tmp_path, monkeypatch):
+    monkeypatch.setattr(openai_batch, "GRACE_S", 0.1)
+    api.hangs_at, api.fails_at = 0, 1
+    started = time.monotonic()
+    with pytest.raises(ServerError, match="did not answer r1"):
+        run(requests(0, 1), tmp_path / "out.jsonl", api)
+    assert time.monotonic() - started < PATIENCE_S / 2
+
+
 def test_without_a_key_none_is_sent(api, tmp_path):
     """A server that needs one would say that it does not know the key."""
     assert run(requests(1), tmp_path / "out.jsonl", api, api_key="") == 0
@@ -132,14 +161,14 @@ def test_without_a_key_none_is_sent(api, tmp_path):
 
 
 def test_ctrl_c_ends_a_run_that_is_still_starting(api, tmp_path, monkeypatch):
-    submit, reported = ThreadPoolExecutor.submit, []
+    submit, reported = ClientThreads.submit, []
 
     def interrupted(pool, work, request):
         if request.custom_id == "r2":
             raise KeyboardInterrupt
         return submit(pool, work, request)
 
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    monkeypatch.setattr(ClientThreads, "submit", interrupted)
     settings = {"api_key": "k", "concurrency": 1, "timeout_s": PATIENCE_S, "on_done": lambda custom_id: None}
     with pytest.raises(KeyboardInterrupt):
         run_batch(
