@@ -116,12 +116,23 @@ def _exchange(after: PreparedServer, start: Callable[..., Fleet], base: Path, no
     except BaseException:
         fleet.stop()
         raise
-    note("the new server serves; requests of the old one finish")
-    time.sleep(_SETTLE_S)
-    with suppress(TimeoutError):
-        _wait(lambda: _status(new_dir).num_running_earlier == 0, DRAIN_SECONDS)
-    stop_fleet(old_dir, drain=True)
+    _end_old(old_dir, new_dir, note)
     return fleet
+
+
+def _end_old(old_dir: Path, new_dir: Path, note: Note) -> None:
+    """Stop the old servers after their last request. An interruption, such as KeyboardInterrupt, ends only the wait for
+    the gateway: nothing else would stop them."""
+    try:
+        note("the new server serves; requests of the old one finish")
+        time.sleep(_SETTLE_S)
+        with suppress(TimeoutError):
+            _wait(lambda: _status(new_dir).num_running_earlier == 0, DRAIN_SECONDS)
+    except BaseException:
+        note("the switch is done; the old server is being stopped")
+        raise
+    finally:
+        stop_fleet(old_dir, drain=True)
 
 
 def _leave_learned(old_dir: Path, new_dir: Path, note: Note) -> None:

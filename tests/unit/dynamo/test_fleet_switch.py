@@ -80,6 +80,20 @@ def test_the_gateway_goes_over_to_the_new_server(new_dir: Path) -> None:
     assert seen(new_dir) == ("127.0.0.1:11", ("la2",), new_dir)
 
 
+def test_an_interrupted_wait_for_the_last_requests_still_stops_the_old_server(new_dir: Path, monkeypatch) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    stopped: list[tuple[Path, bool]] = []
+    monkeypatch.setattr(fleet_switch.time, "sleep", interrupt)
+    monkeypatch.setattr(fleet_switch, "stop_fleet", lambda folder, drain: stopped.append((folder, drain)))
+
+    with pytest.raises(KeyboardInterrupt):
+        fleet_switch._end_old(new_dir.parent, new_dir, lambda text: None)
+
+    assert stopped == [(new_dir.parent, True)]
+
+
 def test_the_gateway_goes_back_if_something_fails_after_it_has_followed(new_dir: Path, monkeypatch) -> None:
     monkeypatch.setattr(fleet_switch, "_FOLLOW_S", 0.0)
     (new_dir / STATE).mkdir()  # cannot be written
