@@ -1,4 +1,4 @@
-"""Batch files: in order, resumable, and each fault of a line named."""
+"""Runs of batch files: results in order, resumable after a failure and after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.dynamo import openai_batch
-from pipeline.dynamo.openai_batch import BatchRequest, failure_text, journal_path, read_batch, run_batch
+from pipeline.dynamo.openai_batch import BatchRequest, journal_path, run_batch
 from pipeline.errors import ServerError, UserError
 from pipeline.server.client_threads import ClientThreads
 from tests.http_server import Handler, serving
@@ -203,26 +203,6 @@ def test_a_request_that_was_edited_since_is_sent_again(api, tmp_path):
     assert results(out) == [("r0", 200, 7), ("r1", 200, 8)]
 
 
-@pytest.mark.parametrize("url", ["/v1/completions", "/v1/responses"])
-def test_separators_of_lines_in_a_text_end_no_line(url, tmp_path):
-    path = tmp_path / "in.jsonl"
-    body = {"prompt": "one\u2028two\x85three"}
-    line = {"custom_id": "a", "url": url, "body": body}
-    path.write_text(json.dumps(line, ensure_ascii=False) + "\n", encoding="utf-8")
-
-    assert [request.body for request in read_batch(path)] == [body]
-
-
-@pytest.mark.parametrize("content", [None, b'{"custom_id": "\xff"}'])
-def test_a_file_that_cannot_be_read_is_named(content, tmp_path):
-    path = tmp_path / "in.jsonl"
-    if content is not None:
-        path.write_bytes(content)
-
-    with pytest.raises(UserError, match=f"{path} cannot be read"):
-        read_batch(path)
-
-
 def test_what_is_no_character_is_left_to_the_server(api, tmp_path):
     asked = [BatchRequest("a\ud800", "/v1/completions", {"n": 1, "prompt": "\ud800"})]
 
@@ -239,25 +219,6 @@ def test_a_busy_server_is_asked_again_and_a_wrong_request_is_not(api, tmp_path, 
     assert run(requests(-1, 2), tmp_path / "out.jsonl", api) == 1
 
     assert results(tmp_path / "out.jsonl") == [("r-1", 400, -1), ("r2", 200, 2)]
-
-
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ('{"custom_id":', r"line 2 is not JSON: Expecting value at column 14\."),
-        ("[]", r"line 2: not an object"),
-        ('{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', "line 2: method and url"),
-        ('{"custom_id": "a", "url": "/v1/completions", "body": 3}', "line 2: body"),
-        ('{"custom_id": "a", "url": "/v1/completions", "body": {"stream": true}}', "line 2: body"),
-        ('{"custom_id": "one", "url": "/v1/completions", "body": {}}', "'one' occurs twice; give each its own"),
-    ],
-)
-def test_a_line_that_is_no_request_is_named(line, sentence, tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"custom_id": "one", "method": "POST", "url": "/v1/completions", "body": {}}\n' + line + "\n")
-
-    with pytest.raises(UserError, match=sentence):
-        read_batch(path)
 
 
 @pytest.mark.parametrize("content", [b"junk\n", b"junk", b'{"custom_id": "a"}\n', b"\xff" * 70, b"0" * 64 + b" \n"])
@@ -296,20 +257,3 @@ def test_what_is_no_url_of_an_api_is_refused(url, api, tmp_path):
     with pytest.raises(ServerError, match="is not"):
         run(requests(1), tmp_path / "out.jsonl", api)
     assert not journal_path(tmp_path / "out.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("body", "sentence"),
-    [
-        ({"error": {"message": "no such model"}}, "one got status 404: no such model"),
-        ({"detail": 3}, 'one got status 404: {"detail": 3}'),
-    ],
-)
-def test_a_failed_request_is_described_with_its_reason(body, sentence):
-    assert failure_text({"custom_id": "one", "response": {"status_code": 404, "body": body}}) == sentence
-
-
-def test_a_long_id_does_not_fill_the_terminal():
-    result = {"custom_id": "x" * 3_000_000, "response": {"status_code": 400, "body": {}}}
-
-    assert failure_text(result) == "x" * 80 + " got status 400: {}"
