@@ -23,12 +23,13 @@ from pipeline.errors import UserError, error_number
 
 _report_dropped = sys.unraisablehook
 _SPACE = "Free some, or point LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR to a larger disk"
-_ACCESS = "Name folders that you may write to in LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR, or fix the permissions"
+_FOLDERS = "Name folders that you may write to in LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR"
+_ACCESS = "Fix the permissions, or name another file. " + _FOLDERS
 _REMEDIES = {
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
     errno.EFBIG: "Raise the limit of file sizes (ulimit -f)",
-    errno.EROFS: _ACCESS,
+    errno.EROFS: _FOLDERS,
     errno.EACCES: _ACCESS,
     errno.EPERM: _ACCESS,
     errno.ENOTDIR: "A file is where a folder should be; move it, or name another folder",

@@ -134,7 +134,7 @@ def test_ctrl_c_is_quiet_while_the_command_is_still_being_loaded(monkeypatch: py
     ("error", "message"),
     [
         (OSError(errno.ENOSPC, "", "/x/y"), "No space left on device (/x/y). Free some, or point LOOKAHEAD_CACHE"),
-        (PermissionError(errno.EACCES, "", "/x"), "Permission denied (/x). Name folders that you may write to"),
+        (PermissionError(errno.EACCES, "", "/x"), "Permission denied (/x). Fix the permissions, or name another file"),
         (OSError(errno.EROFS, ""), "Read-only file system. Name folders"),
         (NotADirectoryError(errno.ENOTDIR, "", "/x"), "Not a directory (/x). A file is where a folder should be"),
         (SafetensorError("I/O error: No space left on device (os error 28)"), "No space left on device. Free some"),
