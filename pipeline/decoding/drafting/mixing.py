@@ -133,7 +133,7 @@ def first_mix(num_sources: int, num_orders: int) -> Mix:
     """The mix of a new drafter. Channels: sources, orders, channels of rows. Without a table it has no network and
     leaves the estimates of a source unchanged.
 
-    The network was fitted to the candidates after accepted nodes of model-in-the-loop runs (SmolLM2-135M, 262 prompts
+    The network was fitted to the candidates after accepted nodes of model-in-the-loop runs (SmolLM2-135M, 302 prompts
     of Spec-Bench, HumanEval and GSM8K, trie and recycling; planned and fixed numbers of draft tokens, cold and warm).
     It serves for all models. All sources have the same weights."""
     assert num_orders <= MAX_ORDERS, "the network has inputs for three orders"
