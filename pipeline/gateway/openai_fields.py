@@ -78,6 +78,8 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
         sent |= guided_fields(outputs)
     check_openai_types(sent, endpoint)
     _refuse_unsupported(sent)
+    if sent.pop("verbosity", "medium") != "medium":  # the default of OpenAI's API
+        raise RequestError("verbosity is not supported; leave it out")
     if "stream_options" in sent:
         sent["stream_options"] = {"include_usage": False} | sent["stream_options"]
     if endpoint == "chat" and "messages" in sent:

@@ -148,6 +148,7 @@ def test_statistics_are_asked_for_in_either_way():
         ({"modalities": ["text", "audio"]}, r'modalities must be \["text"\]'),
         ({"audio": {"voice": "alloy", "format": "mp3"}}, "audio is not supported"),
         ({"web_search_options": {}}, "web_search_options is not supported"),
+        ({"verbosity": "low"}, "verbosity is not supported"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": 3}}, "must have a mode"),
         (
             {"tools": "f"},
@@ -175,6 +176,7 @@ def test_fields_without_effect_are_left_out():
     fields = {"user": "", "verbosity": None, "stop": None, "safety_identifier": "a", "prompt_cache_key": "b"}
 
     assert for_front_end(BODY | fields, "chat", None) == for_front_end(BODY, "chat", None)
+    assert for_front_end(BODY | {"verbosity": "medium"}, "chat", None) == for_front_end(BODY, "chat", None)
 
 
 @pytest.mark.parametrize(
