@@ -22,7 +22,7 @@ from pipeline.gateway.event_stream import events, parsed
 from pipeline.gateway.forward import start_of
 from pipeline.gateway.refusal import FINAL, Refusal
 from pipeline.gateway.resumption import Resumption
-from pipeline.gateway.upstream import Transport, Unreachable, UpstreamRequest
+from pipeline.gateway.upstream import BrokenOff, Transport, Unreachable, UpstreamRequest
 from pipeline.gateway.upstream_errors import (
     refusal_in_chunk,
     refusal_of,
@@ -146,10 +146,10 @@ async def _all_of(items: AsyncGenerator[Json | bytes, None]) -> AsyncGenerator[J
 async def _attempt(
     transport: Transport, request: FrontEndRequest, may_retry: bool
 ) -> AsyncGenerator[Json | bytes, None]:
-    """Send a request and yield the response. Raises _Absent only if may_retry is true, Unreachable only before a
-    response, _Lost if it breaks off."""
-    async with transport(replace(request, body=write_json(request.sent))) as response:
-        try:
+    """Send a request and yield the response. Raises _Absent only if may_retry is true, Unreachable without a
+    connection, _Lost if it breaks off, which can be before the headers of the response."""
+    try:
+        async with transport(replace(request, body=write_json(request.sent))) as response:
             if response.status < 400:
                 async with aclosing(events(response.chunks)) as found:
                     async for event in found:
@@ -159,8 +159,8 @@ async def _attempt(
                         yield item
                 return
             text = text_of_body(await start_of(response.chunks))
-        except Unreachable as error:
-            raise _Lost(unavailable(), is_broken=True) from error
+    except BrokenOff as error:
+        raise _Lost(unavailable(), is_broken=True) from error
     has_no_model = request.is_served and response.status == 404  # without a worker
     if has_no_model or any(words in text for words in _NO_WORKER):
         raise _Absent if may_retry else unavailable()

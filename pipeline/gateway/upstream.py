@@ -20,7 +20,11 @@ _READ_BYTES = 1 << 16
 
 
 class Unreachable(Exception):
-    """The upstream server does not accept a connection, or closed it before the end of the response."""
+    """The upstream server does not accept a connection, or `BrokenOff`."""
+
+
+class BrokenOff(Unreachable):
+    """The upstream server closed a connection that it had accepted before the end of the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class UpstreamRequest:
 @dataclass(frozen=True, slots=True)
 class Response:
     """A response whose headers have arrived. headers: by lower-case name. chunks: yields the body as it arrives; raises
-    Unreachable if the connection breaks."""
+    BrokenOff."""
 
     status: int
     headers: Mapping[str, str]
@@ -71,7 +75,7 @@ async def request(sent: UpstreamRequest) -> AsyncGenerator[Response, None]:
         writer.write(_encoded(connection, sent, target))
         head = await _next_event(connection, reader)
         if not isinstance(head, h11.Response):
-            raise Unreachable(f"not a response: {head!r}")
+            raise BrokenOff(f"not a response: {head!r}")
         headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
         yield Response(head.status_code, headers, _chunks(connection, reader))
     finally:
@@ -97,7 +101,7 @@ async def _next_event(connection: h11.Connection, reader: asyncio.StreamReader) 
         while (event := connection.next_event()) is h11.NEED_DATA:
             connection.receive_data(await reader.read(_READ_BYTES))
     except (h11.RemoteProtocolError, OSError) as error:
-        raise Unreachable(str(error)) from error
+        raise BrokenOff(str(error)) from error
     return event
 
 

@@ -81,9 +81,10 @@ def num_cancelled(server: RunningServer) -> int:
 def settled_metrics(server: RunningServer, **more_than: float) -> dict[str, float]:
     """Metrics are entered a little after a request has ended, the engine's once a second: wait until those that are
     named have risen above a value, and all stand still. Names are without the prefix `lookahead_`."""
+    bounds = {f"lookahead_{name}": bound for name, bound in more_than.items()}
     values, since = read_metrics(server.state.metrics_url), time.monotonic()
     deadline = since + PATIENCE_S
-    while time.monotonic() < since + 1.3 or not all(values[f"lookahead_{name}"] > n for name, n in more_than.items()):
+    while time.monotonic() < since + 1.3 or not all(values.get(name, 0) > bound for name, bound in bounds.items()):
         assert time.monotonic() < deadline, values
         time.sleep(0.2)
         if (found := read_metrics(server.state.metrics_url)) != values:

@@ -13,7 +13,7 @@ from pipeline.gateway import http_app
 from pipeline.gateway.openai_body import choice_requests
 from pipeline.gateway.openai_output import joined_usage
 from pipeline.gateway.tenants import Tenants
-from pipeline.gateway.upstream import Unreachable
+from pipeline.gateway.upstream import BrokenOff
 from tests.unit.gateway.gateways import (
     GENERATE,
     INFER,
@@ -153,7 +153,7 @@ def test_the_usage_of_a_choice_whose_stream_breaks_after_it_counts_once():
         if json.loads(request.content)["seed"] != 8 or broken:
             return streamed(request)
         broken.append(8)
-        return events(usage, Unreachable("gone"))
+        return events(usage, BrokenOff("gone"))
 
     answer = ask(Behind(breaking), stream=True)
 
@@ -186,7 +186,7 @@ def test_one_choice_that_fails_is_the_answer():
 def test_a_stream_in_which_a_choice_fails_ends_with_the_error():
     def failing(request: httpx.Request) -> httpx.Response:
         if json.loads(request.content)["seed"] == 8:
-            return events(event({"choices": [{"index": 0, "delta": {}}]}), Unreachable("gone"))
+            return events(event({"choices": [{"index": 0, "delta": {}}]}), BrokenOff("gone"))
         return streamed(request)
 
     last = ask(Behind(failing), stream=True).text.removesuffix("\n\n").split("\n\n")[-1]

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pipeline.gateway.upstream import Unreachable
+from pipeline.gateway.upstream import BrokenOff
 from tests.unit.gateway.gateways import behind, events, json_answer, send, streamed
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -158,7 +158,7 @@ def test_parts_of_calls_are_joined():
 
 def test_a_whole_chat_that_breaks_off_is_sent_again_from_its_start():
     def answer(request: httpx.Request) -> httpx.Response:
-        return events(*WHOLE[:2], Unreachable("gone")) if len(back.requests) == 1 else events(*WHOLE)
+        return events(*WHOLE[:2], BrokenOff("gone")) if len(back.requests) == 1 else events(*WHOLE)
 
     back = behind(answer)
 

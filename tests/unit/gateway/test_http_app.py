@@ -12,7 +12,7 @@ from pipeline.gateway import front_end
 from pipeline.gateway.bodies import write_json
 from pipeline.gateway.spec import TRITON_KEY_HEADER
 from pipeline.gateway.tenants import Tenants
-from pipeline.gateway.upstream import Unreachable
+from pipeline.gateway.upstream import BrokenOff, Unreachable
 from pipeline.request_ids import chosen_id
 from tests.unit.gateway.gateways import (
     GENERATE,
@@ -201,7 +201,7 @@ def test_a_stream_comes_piece_by_piece_as_it_was_sent():
         (lambda r: json_answer(500, {"error": "internal error: KeyError()"}), 500, "its log has the reason"),
         (lambda r: events(b'data: {"error":"top_k is -1"}\n\n'), 400, "top_k is -1"),
         (lambda r: events(b'data: {"error":"Stub process is not healthy"}\n\n'), 503, "starting again"),
-        (lambda r: events(Unreachable("gone")), 503, "starting again"),
+        (lambda r: events(BrokenOff("gone")), 503, "starting again"),
     ],
 )
 def test_errors_have_the_status_that_they_mean(answer, status, sentence):
@@ -216,7 +216,7 @@ def test_errors_have_the_status_that_they_mean(answer, status, sentence):
     ("last", "sentence"),
     [
         (b'data: {"error":"Stub process is not healthy"}\n\n', "starting again"),
-        (Unreachable("gone"), "starting again"),
+        (BrokenOff("gone"), "starting again"),
     ],
 )
 def test_an_error_in_a_stream_that_has_begun_is_its_last_event(last, sentence):
@@ -272,7 +272,7 @@ async def test_an_admission_ends_with_its_request_however_it_ends():
         [
             json_answer(200, {}),
             json_answer(500, {"error": "x"}),
-            events(b"data: {}\n\n", Unreachable("gone")),
+            events(b"data: {}\n\n", BrokenOff("gone")),
             json_answer(200, {}),
         ]
     )

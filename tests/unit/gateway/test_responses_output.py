@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from pipeline.gateway.upstream import Unreachable
+from pipeline.gateway.upstream import BrokenOff
 from tests.unit.gateway.gateways import Behind, behind, event, events, json_answer, send
 
 PATH = "/v1/responses"
@@ -184,7 +184,7 @@ def test_a_response_goes_on_after_its_worker_has_died():
 
     def answer(request: Any) -> Any:
         if len(back.requests) == 1:
-            return events(event(chunk({"role": "assistant", "content": "the r"})), Unreachable("gone"))
+            return events(event(chunk({"role": "assistant", "content": "the r"})), BrokenOff("gone"))
         return events(*map(event, TEXT), b"data: [DONE]\n\n")
 
     back = behind(answer)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.gateway.upstream import Unreachable
+from pipeline.gateway.upstream import BrokenOff, Unreachable
 from tests.unit.gateway.gateways import GENERATE, Behind, Clock, behind, event, events, json_answer, send, streamed
 
 LOST = {"error": {"message": "Internal server error", "type": "internal_server_error", "code": 500}}
@@ -81,7 +81,7 @@ def num_empty(body: str) -> int:
 def test_a_stream_that_breaks_off_anywhere_goes_on_with_the_rest(path, first, second, place, breaks):
     whole = chunks(path, [], "whole")
     begun = chunks(path, first, "first")[:-1]  # with the mark of its end it is complete
-    end: bytes | Exception = Unreachable("gone") if breaks else event(LOST)
+    end: bytes | Exception = BrokenOff("gone") if breaks else event(LOST)
 
     def answer(request: httpx.Request) -> httpx.Response:
         if len(back.requests) == 1:
@@ -106,9 +106,9 @@ def test_a_stream_that_breaks_off_anywhere_goes_on_with_the_rest(path, first, se
     [
         lambda: json_answer(500, LOST),
         lambda: json_answer(503, {"message": "Service temporarily unavailable", "code": 503}),
-        lambda: httpx.Response(200, stream=events(Unreachable("gone")).stream),
-        lambda: events(b'data: {"choices":[', Unreachable("gone")),
-        lambda: events(event({"choices": [{"index": 0, "text": "the"}]}), Unreachable("gone")),
+        lambda: httpx.Response(200, stream=events(BrokenOff("gone")).stream),
+        lambda: events(b'data: {"choices":[', BrokenOff("gone")),
+        lambda: events(event({"choices": [{"index": 0, "text": "the"}]}), BrokenOff("gone")),
         lambda: events(event({"choices": [{"index": 0, "text": "the"}]}), event(LOST)),
     ],
 )
@@ -148,11 +148,17 @@ def test_a_lost_request_waits_for_a_triton_server(monkeypatch, gone_s, status, n
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-@pytest.mark.parametrize("num_events", [0, 1])
+@pytest.mark.parametrize("num_events", [None, 0, 1])
 @pytest.mark.parametrize("fields", [{}, {"stream": True}])
 def test_a_request_on_which_a_front_end_that_is_alive_breaks_off_is_not_sent_again(path, num_events, fields):
-    begun = chunks(path, [3], "a")[:num_events]
-    back = Behind(lambda request: events(*begun, Unreachable("gone")), is_alive=True)
+    """num_events: None if it breaks off before the headers."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if num_events is None:
+            raise BrokenOff("gone")
+        return events(*chunks(path, [3], "a")[:num_events], BrokenOff("gone"))
+
+    back = Behind(answer, is_alive=True)
 
     given = send(back, "POST", path, json={"model": "m", **fields})
     found = json.loads(given.text.split("data: ")[-1])["error"]
@@ -221,7 +227,7 @@ def test_a_long_event_arrives_whole():
 
 def test_a_request_to_triton_is_not_sent_again():
     def answer(request: httpx.Request) -> httpx.Response:
-        raise Unreachable("gone")
+        raise BrokenOff("gone")
 
     back = behind(answer)
     assert send(back, "POST", GENERATE, json={}).status_code == 503

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import h11
 import pytest
 
-from pipeline.gateway.upstream import Unreachable, Upstream, UpstreamRequest, request
+from pipeline.gateway.upstream import BrokenOff, Unreachable, Upstream, UpstreamRequest, request
 from tests.patience import PATIENCE_S
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -76,13 +76,14 @@ async def test_pieces_come_as_they_were_sent() -> None:
     ],
 )
 async def test_a_server_that_breaks_off_is_an_error(sent: bytes) -> None:
-    with pytest.raises(Unreachable):
+    with pytest.raises(BrokenOff):
         await against(pieces_of, sent, ends=True)
 
 
 async def test_a_server_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(Unreachable):
+    with pytest.raises(Unreachable) as caught:
         await pieces_of("127.0.0.1:1")
+    assert not isinstance(caught.value, BrokenOff)
 
 
 async def test_a_stream_that_is_left_closes_its_connection() -> None:
