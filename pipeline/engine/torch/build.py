@@ -17,7 +17,7 @@ from pipeline.engine.artifact import ENGINE, TOKENIZER
 from pipeline.engine.backend import Note
 from pipeline.engine.fingerprint import Fingerprint, Flag, cpu_name, device_architecture, digest_of, library_versions
 from pipeline.engine.memory import available_bytes, require_memory
-from pipeline.engine.torch.lean.plan import lean_kind
+from pipeline.engine.torch.lean.plan import SMOOTHING_VERSION, lean_kind
 from pipeline.errors import BuildError
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
     # An engine does not depend on the number of processes.
     sizes = resolved.profile.engine.model_dump(mode="json", exclude={"lookahead_parallel"})
     flags: dict[str, Flag] = {f"engine.{name}": value for name, value in sizes.items()} | {"pass": _pass(resolved)}
+    if lean_kind(resolved) == "int8":
+        flags["smoothing"] = SMOOTHING_VERSION
     libraries, device = library_versions("torch", LIBRARIES), device_architecture(resolved.device)
     return Fingerprint.of(resolved, checkpoint_hash, libraries, device, flags)
 
@@ -84,16 +86,17 @@ def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
 def files_digest(fingerprint: Fingerprint) -> str:
     """Hash of all settings that engine/ and tokenizer/ depend on; sizes, drafts and the device are not among them."""
     names = ("format", "checkpoint", "architecture", "backend", "libraries", "dtype")
-    form = {name: fingerprint.flags.get(name) for name in ("engine.quantization", "pass")}
+    flags = ("engine.quantization", "pass", "smoothing")
+    form = {name: fingerprint.flags[name] for name in flags if name in fingerprint.flags}
     return digest_of({**{name: getattr(fingerprint, name) for name in names}, **form})
 
 
 def token_entries(fingerprint: Fingerprint) -> dict[str, Flag]:
     """Entries that the tokens of an output depend on; sizes and drafts are not among them."""
     fields = ("checkpoint", "architecture", "backend", "device", "dtype")
-    flags = ("engine.quantization", "engine.strict_tensorrt_llm", "pass")
+    flags = ("engine.quantization", "engine.strict_tensorrt_llm", "pass", "smoothing")
     found = fingerprint.entries()
-    entries = {name: found[name] for name in (*fields, *fingerprint.libraries, *flags)}
+    entries = {name: found[name] for name in (*fields, *fingerprint.libraries, *flags) if name in found}
     # Other passes on a CPU sum in an order that depends on its instructions.
     has_same_bits = (found["pass"], found["dtype"]) == ("lean", "float32")
     if fingerprint.device.startswith("cpu") and not has_same_bits:
@@ -142,7 +145,8 @@ def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, f
     if kind is not None:
         from pipeline.engine.torch.lean.layout import save_lean  # imports torch
 
-        if save_lean(model, kind, folder / ENGINE):
+        texts = _smoothing_texts(folder / TOKENIZER, config.max_position_embeddings) if kind == "int8" else ()
+        if save_lean(model, kind, folder / ENGINE, texts):
             return
     if _is_int8(resolved):
         from pipeline.engine.torch.quantized_files import save_quantized  # imports torch
@@ -150,6 +154,14 @@ def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, f
         save_quantized(model, folder / ENGINE)
     else:
         model.save_pretrained(folder / ENGINE)
+
+
+def _smoothing_texts(tokenizer_dir: Path, longest: int) -> list[list[int]]:
+    from transformers import AutoTokenizer
+
+    from pipeline.engine.torch.lean.smoothing import smoothing_texts
+
+    return smoothing_texts(AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True), longest)
 
 
 def _check_tensor_parallel(architecture: str) -> None:

@@ -2,13 +2,14 @@
 
 `model.safetensors` holds the matrices qkv, output, gate_up and down, stacked over layers, and `head`, in the block
 layout of `tiles`. Each `.weight` has a `.bias`. In int8 it also has a `.scale` per column and a `.start`, the initial
-sum of a column: -128 times the sum of its weights, which cancels the zero point of the rows. In bfloat16 the embedding
-has this type too. All widths are padded to 16 with zeros, that of a bfloat16 embedding to 32, so that every tensor
-begins at a multiple of 64 bytes.
+sum of a column: -128 times the sum of its weights, which cancels the zero point of the rows. Weights and norms include
+the factors of `smoothing`. In bfloat16 the embedding has this type too. All widths are padded to 16 with zeros, that of
+a bfloat16 embedding to 32, so that every tensor begins at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pipeline.engine.torch.lean.plan import PLAN, WEIGHTS, Kind, LeanPlan, plan_of, read_plan
+from pipeline.engine.torch.lean.smoothing import Factors, State, no_factors, smoothing_factors
 from pipeline.engine.torch.lean.tables import Array
 from pipeline.engine.torch.lean.vectors import LANES, padded
 from pipeline.engine.torch.lean.weights import as_float32, map_weights, save_weights
@@ -27,8 +29,9 @@ from pipeline.engine.torch.quantized_files import empty_model
 _INPUTS_PER_STEP: dict[Kind, int] = {"float32": 1, "bfloat16": 2, "int8": 4}
 
 
-def save_lean(model: PreTrainedModel, kind: Kind, folder: Path) -> bool:
-    """Write a model for the lean pass. Returns False, without writing, if the lean pass does not support the model."""
+def save_lean(model: PreTrainedModel, kind: Kind, folder: Path, texts: Sequence[Sequence[int]] = ()) -> bool:
+    """Write a model for the lean pass. texts: token ids, for int8 with factors of `smoothing`. Returns False, without
+    writing, if the lean pass does not support the model."""
     config = model.config
     inverse_frequencies, rotary_scale = rotary(config)
     plan = plan_of(config, kind, rotary_scale)
@@ -36,8 +39,11 @@ def save_lean(model: PreTrainedModel, kind: Kind, folder: Path) -> bool:
         return False
     state = model.state_dict()
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {"inverse_frequencies": _wide(inverse_frequencies), **_tensors(state, plan)}
-    save_weights(folder / WEIGHTS, tensors, plan.num_layers, lambda layer: _tensors_of_layer(state, plan, layer))
+    factors = smoothing_factors(state, plan, inverse_frequencies, texts) if texts else no_factors(plan)
+    tensors = {"inverse_frequencies": _wide(inverse_frequencies), **_tensors(state, plan, factors)}
+    save_weights(
+        folder / WEIGHTS, tensors, plan.num_layers, lambda layer: _tensors_of_layer(state, plan, layer, factors)
+    )
     (folder / PLAN).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
     # As in save_pretrained of a model. A config from a GGUF file lacks it.
     config.architectures = [type(model).__name__]
@@ -85,9 +91,11 @@ def _parts(plan: LeanPlan) -> dict[str, list[tuple[str, int, int]]]:
     }
 
 
-def _tensors(state: dict[str, torch.Tensor], plan: LeanPlan) -> dict[str, Array]:
+def _tensors(state: State, plan: LeanPlan, factors: Factors) -> dict[str, Array]:
     """Tensors that belong to no layer."""
     head = state["model.embed_tokens.weight" if plan.tied else "lm_head.weight"]
+    if plan.kind == "int8":
+        head = head * factors.head
     tensors = {f"head.{field}": value for field, value in _pack(head, torch.zeros(len(head)), plan.kind).items()}
     # Padding columns are no tokens, so they must never be the largest.
     tensors["head.bias"][plan.vocab_size :] = -np.inf
@@ -95,25 +103,34 @@ def _tensors(state: dict[str, torch.Tensor], plan: LeanPlan) -> dict[str, Array]
         embedding = state["model.embed_tokens.weight"]
         in_16_bit = plan.kind == "bfloat16"
         tensors["embedding"] = _wide(_bits(embedding), 2 * LANES) if in_16_bit else _wide(embedding.float().numpy())
-    tensors["final_norm"] = _wide(state["model.norm.weight"].float().numpy())
+    tensors["final_norm"] = _wide((state["model.norm.weight"].float() / factors.head).numpy())
     return tensors
 
 
-def _tensors_of_layer(state: dict[str, torch.Tensor], plan: LeanPlan, layer: int) -> dict[str, Array]:
+def _tensors_of_layer(state: State, plan: LeanPlan, layer: int, factors: Factors) -> dict[str, Array]:
     prefix = f"model.layers.{layer}."
+    qkv, gate_up, down = factors.qkv[layer], factors.gate_up[layer], factors.down[layer]
+    of_inputs = {"qkv": qkv, "gate_up": gate_up, "down": down}
     tensors: dict[str, Array] = {}
     for name, parts in _parts(plan).items():
-        packed = _pack(*_joined(state, prefix, parts), plan.kind)
-        tensors |= {f"{name}.{field}": value for field, value in packed.items()}
-    norms = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
+        weight, bias = _joined(state, prefix, parts)
+        if name in of_inputs:
+            weight *= of_inputs[name]
+        if name == "gate_up":  # the outputs of up are factors of the inputs of down
+            _, (_, place, width) = parts
+            weight[place : place + width] /= down[:, None]
+            bias[place : place + width] /= down
+        tensors |= {f"{name}.{field}": value for field, value in _pack(weight, bias, plan.kind).items()}
+    norms = {"input_norm": ("input_layernorm", qkv), "post_norm": ("post_attention_layernorm", gate_up)}
     if plan.head_norms:
-        norms |= {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
-    return tensors | {name: _wide(state[f"{prefix}{module}.weight"].float().numpy()) for name, module in norms.items()}
+        ones = torch.ones(plan.head_dim)
+        norms |= {"q_norm": ("self_attn.q_norm", ones), "k_norm": ("self_attn.k_norm", ones)}
+    for name, (module, divisors) in norms.items():
+        tensors[name] = _wide((state[f"{prefix}{module}.weight"].float() / divisors).numpy())
+    return tensors
 
 
-def _joined(
-    state: dict[str, torch.Tensor], prefix: str, parts: list[tuple[str, int, int]]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _joined(state: State, prefix: str, parts: list[tuple[str, int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """[out, in] weight and [out] bias of several linear layers as one."""
     (first_name, *_), (_, last_place, last_width) = parts[0], parts[-1]
     num_outputs = last_place + last_width
@@ -168,7 +185,7 @@ def unpack(tensors: dict[str, Array], name: str, layer: int | None, num_inputs: 
 
 
 def _plain(tensors: dict[str, Array], plan: LeanPlan) -> dict[str, Array]:
-    """The state dict of the transformers model."""
+    """The state dict of the transformers model, with the factors of `smoothing`."""
     hidden, state = plan.hidden_size, {}
     inputs = {
         "qkv": hidden,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 PLAN, WEIGHTS = "lean.json", "model.safetensors"
 # Maximum number of inputs of a matrix whose int8 sums fit into int32: 255 * 127 * inputs < 2**31.
 MAX_INPUTS = 66_000
+# Version of the factors in int8 engines (see `smoothing`). With another one, engines are built again.
+SMOOTHING_VERSION = 1
 
 Kind = Literal["float32", "bfloat16", "int8"]
 

@@ -16,6 +16,9 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.plan import engine_plan
 from pipeline.engine.scheduler_factory import create_scheduler
 from pipeline.engine.submission import Submission
+from pipeline.engine.torch.build import token_entries
+from pipeline.engine.torch.lean.plan import SMOOTHING_VERSION, WEIGHTS
+from pipeline.engine.torch.lean.weights import map_weights
 from pipeline.engine.torch.load import load_engine
 from pipeline.errors import BuildError, ConfigError
 from pipeline.tuning.planned_engine import planned_engine
@@ -52,6 +55,15 @@ def test_the_files_hold_int8_and_the_plan_says_so(where: Folders) -> None:
     plan = engine_plan(tiny(INT8), where)
     assert "int8" in plan["weights"]
     assert plan["pass"] == "lean"
+
+
+def test_an_int8_engine_has_factors_between_activations_and_weights(where: Folders) -> None:
+    plain = planned_engine(tiny(), where).artifact
+    norms = map_weights(plain.engine_dir / WEIGHTS)["input_norm"]
+    quantized = planned_engine(tiny(INT8), where).artifact
+    assert (map_weights(quantized.engine_dir / WEIGHTS)["input_norm"] != norms).mean() > 0.9
+    assert "smoothing" not in plain.manifest.fingerprint.flags
+    assert token_entries(quantized.manifest.fingerprint)["smoothing"] == SMOOTHING_VERSION
 
 
 def test_bfloat16_matrices_are_stored_as_such_beside_float32_norms(where: Folders) -> None:
