@@ -60,8 +60,8 @@ def remove(paths: Sequence[Path]) -> None:
 
 def sizes_of(paths: Sequence[Path]) -> list[int]:
     """Bytes that the removal of each path frees, if they are removed in order: files that several profiles share count
-    in the last one."""
-    files = [(path.stat(), index) for index, top in enumerate(paths) for path in (top, *top.rglob("*"))]
+    in the last one, and a link to a file as nothing."""
+    files = [(path.lstat(), index) for index, top in enumerate(paths) for path in (top, *top.rglob("*"))]
     last = {(state.st_dev, state.st_ino): (state.st_size, index) for state, index in files if S_ISREG(state.st_mode)}
     sizes = [0] * len(paths)
     for size, index in last.values():

@@ -48,3 +48,13 @@ def test_files_that_profiles_share_count_once(tmp_path: Path) -> None:
     assert sizes_of(folders) == [0, 1010]
     assert sizes_of(folders[:1]) == [1000]
     assert sizes_of([folders[1] / "plan"]) == [10]
+
+
+def test_a_link_to_a_file_of_another_folder_frees_nothing_and_may_be_broken(tmp_path: Path) -> None:
+    """The artifacts of a user who cannot write the shared engines consist of such links."""
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    own.mkdir()
+    shared.write_bytes(bytes(1000))
+    (own / "weights").symlink_to(shared)
+    (own / "config").symlink_to(tmp_path / "removed")
+    assert sizes_of([own]) == [0]
