@@ -180,7 +180,7 @@ def with_measured_limits(artifact: Artifact, grid: CostGrid, batch_size: int) ->
 
 def opening_of(artifact: Artifact, vocab_size: int) -> IntArray:
     """[len >= 1] token ids that the chat template adds before the model's answer; the model's BOS token if there is no
-    template, or if it refuses an empty message. Raises BuildError if the tokenizer is not that of the model."""
+    template, or if it refuses or drops an empty message. Raises BuildError if the tokenizer is not that of the model."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(artifact.tokenizer_dir)
@@ -194,7 +194,10 @@ def opening_of(artifact: Artifact, vocab_size: int) -> IntArray:
                     f"{vocab_size - 1}. Put the tokenizer that belongs to the model into the checkpoint."
                 )
             bos = tokenizer.bos_token_id
-            return as_token_ids(ids if bos is None or bos >= vocab_size or ids[:1] == [bos] else [bos, *ids])
+            if bos is not None and bos < vocab_size and ids[:1] != [bos]:
+                ids = [bos, *ids]
+            if ids:
+                return as_token_ids(ids)
     first = json.loads((artifact.engine_dir / "config.json").read_text(encoding="utf-8")).get("bos_token_id")
     return as_token_ids([first if isinstance(first, int) and 0 <= first < vocab_size else 0])
 

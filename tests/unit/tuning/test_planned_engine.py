@@ -15,6 +15,7 @@ from pipeline.config.folders import Folders
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.sources.recycling import RecyclingSource
+from pipeline.engine.artifact import Artifact
 from pipeline.engine.cost_curve import load_cost_curve, save_cost_curve
 from pipeline.engine.first_rows import load_first_rows
 from pipeline.engine.machine_load import MachineLoad
@@ -180,16 +181,34 @@ def test_a_template_with_tokens_that_the_model_lacks_is_named(where: Folders) ->
         opening_of(artifact, 2)
 
 
+def copied(where: Folders, folder: Path) -> Artifact:
+    """A copy of the tiny engine whose files a test may change."""
+    artifact = planned_engine(tiny(), where).artifact
+    shutil.copytree(artifact.folder, folder)
+    return replace(artifact, folder=folder)
+
+
+def change_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
+
+
 @pytest.mark.parametrize("bos", [300, None])
 def test_without_a_template_a_pass_begins_with_a_token_that_the_model_has(
     bos: int | None, where: Folders, tmp_path: Path
 ) -> None:
-    shutil.copytree(planned_engine(tiny(), where).artifact.folder, tmp_path / "engine")
-    artifact = replace(planned_engine(tiny(), where).artifact, folder=tmp_path / "engine")
+    artifact = copied(where, tmp_path / "engine")
     (artifact.tokenizer_dir / "chat_template.jinja").unlink()
-    config = json.loads((artifact.engine_dir / "config.json").read_text(encoding="utf-8"))
-    (artifact.engine_dir / "config.json").write_text(json.dumps({**config, "bos_token_id": bos}), encoding="utf-8")
+    change_json(artifact.engine_dir / "config.json", bos_token_id=bos)
     assert opening_of(artifact, 300).tolist() == [0]
+
+
+def test_a_template_that_adds_nothing_gives_a_token_too(where: Folders, tmp_path: Path) -> None:
+    artifact = copied(where, tmp_path / "engine")
+    (artifact.tokenizer_dir / "chat_template.jinja").write_text("{{ messages[0]['content'] }}", encoding="utf-8")
+    assert opening_of(artifact, 512).tolist() == [0], "the BOS token"
+    change_json(artifact.tokenizer_dir / "tokenizer_config.json", bos_token=None)
+    change_json(artifact.engine_dir / "config.json", bos_token_id=7)
+    assert opening_of(artifact, 512).tolist() == [7]
 
 
 def test_an_engine_without_drafts_needs_no_first_rows(where: Folders) -> None:
