@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 _DEQUANTIZED = ("fp8",)
 _MOST_LAYERS = 1024
 # A model ignores these settings if its config class does not declare them. The KV cache of transformers applies windows
-# all the same, and `get_text_config` returns the other settings in place of the config.
+# all the same, and `get_text_config` returns those in the second line in place of the config. The last is BLOOM's.
 _UNDECLARED = (
     *("sliding_window", "use_sliding_window", "layer_types"),
     *("text_config", "decoder", "generator", "text_encoder"),
+    "slow_but_exact",
 )
 _LARGEST_WINDOW = 2**31 - 1
 
@@ -66,8 +67,9 @@ def check_config(config: PretrainedConfig, where: str) -> None:
     for key, value in config.to_dict().items():
         if value != value:  # NaN, which Python's JSON reads
             raise CheckpointError(f"{where}: {key} in config.json: found NaN; should be a number.")
-        if key.endswith(("_eps", "_epsilon")) and value is not None and value < 0:
-            raise CheckpointError(f"{where}: {key} in config.json: found {value}; should be at least 0.")
+        is_number = isinstance(value, int | float) and value >= 0
+        if key.endswith(("_eps", "_epsilon")) and value is not None and not is_number:
+            raise CheckpointError(f"{where}: {key} in config.json: found {value!r}; should be a number from 0 on.")
     check_rope(config.to_dict(), where)
     window = getattr(config, "sliding_window", None)
     if window is not None and getattr(config, "use_sliding_window", True) and not 1 <= window <= _LARGEST_WINDOW:

@@ -78,6 +78,7 @@ PHI3 = {"rope_parameters": None, "rope_theta": 10000.0, "original_max_position_e
         ),
         ("LlamaForCausalLM", {"rms_norm_eps": -1.0}, "rms_norm_eps in config.json: found -1.0"),
         ("GPT2LMHeadModel", {"layer_norm_epsilon": -1e-5}, "layer_norm_epsilon in config.json: found -1e-05"),
+        ("LlamaForCausalLM", {"layer_norm_eps": "x"}, "layer_norm_eps in config.json: found 'x'; should be a number"),
         ("MistralForCausalLM", {"sliding_window": 0}, f"sliding_window in config.json: found 0; {WINDOW}"),
         ("MistralForCausalLM", {"sliding_window": -1}, f"found -1; {WINDOW}"),
         ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 10**30}, f"found {10**30}; {WINDOW}"),
@@ -101,6 +102,7 @@ def test_what_would_be_computed_wrongly_or_not_at_all_is_refused(
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "fp8"}}),
         ("BloomForCausalLM", {"slow_but_exact": True}),
         ("BloomForCausalLM", {"pretraining_tp": 2}),
+        ("Qwen2ForCausalLM", {"slow_but_exact": True}),  # a setting of BLOOM
         ("LlamaForCausalLM", {"sliding_window": -1}),  # its models have no windows
         ("LlamaForCausalLM", {"sliding_window": "x", "layer_types": ["full_attention"] * 2}),
         ("Qwen2MoeForCausalLM", {"use_sliding_window": False}),
