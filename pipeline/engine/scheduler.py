@@ -183,6 +183,7 @@ class Scheduler:
         with self._changed:
             self._queue.cancelled |= self._queue.known
         self._apply_cancellations()
+        self._learn()
 
     def _wait_for_work(self) -> None:
         with self._changed:
