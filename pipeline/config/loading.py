@@ -125,19 +125,19 @@ def with_overrides(raw: RawSettings, overrides: Sequence[tuple[str, Any]], prefi
     """Apply overrides (dotted key, value) to settings. prefix: put before the keys in messages."""
     data, origins, faults = copy.deepcopy(raw.data), dict(raw.origins), list(raw.faults)
     for key, value in overrides:
-        path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+        written = tuple(key.split("."))
         where = "--set"
-        if path == ("name",):
+        if written == ("name",):
             text = f"found {value!r}; it is the name of the file. Copy the file instead."
-            faults.append(Fault(prefix + path, text, where=where))
-        elif _put(data, path, value):
+            faults.append(Fault(prefix + written, text, where=where))
+        elif path := _put(data, written, value):
             origins = {known: origin for known, origin in origins.items() if known[: len(path)] != path}
             origins[path] = where
             for length in range(1, len(path)):  # mappings that the override created, including unknown ones
                 origins.setdefault(path[:length], where)
         else:
             text = "does not exist: a part of the key is a value, or a list without that entry. Correct the key."
-            faults.append(Fault(prefix + path, text, where=where))
+            faults.append(Fault(prefix + written, text, where=where))
     _restate_origins(data, {tuple(key.split(".")) for key, _ in overrides}, "set on the command line")
     return RawSettings(data, origins, tuple(faults))
 
@@ -229,17 +229,21 @@ def _restate_origins(data: Mapping[str, Any], written: Set[KeyPath], origin: str
             sizes["origin"] = origin
 
 
-def _put(data: Any, path: Sequence[str | int], value: Any) -> bool:
-    """Set the value at a path below a mapping or a list. Returns whether the path is possible."""
+def _put(data: Any, path: Sequence[str], value: Any) -> KeyPath:
+    """Set the value at a path below a mapping or a list. Returns the path, in which entries of lists are numbers; empty
+    if it is not possible."""
     key, *rest = path
+    place: str | int = key
     if isinstance(data, dict):
-        key = str(key)
         data.setdefault(key, None)
-    elif not (isinstance(data, list) and isinstance(key, int) and key < len(data)):
-        return False
+    elif isinstance(data, list) and key.isdecimal() and int(key) < len(data):
+        place = int(key)
+    else:
+        return ()
     if not rest:
-        data[key] = value
-        return True
-    if data[key] is None:
-        data[key] = {}
-    return _put(data[key], rest, value)
+        data[place] = value
+        return (place,)
+    if data[place] is None:
+        data[place] = {}
+    below = _put(data[place], rest, value)
+    return (place, *below) if below else ()

@@ -105,6 +105,7 @@ def test_any_overrides_resolve_or_every_fault_is_reported(overrides: list[tuple[
         ),
         ("drafting.sources=3", "drafting.sources: found 3; should be a list."),
         ("drafting.sources.²=1", "drafting.sources.²: does not exist"),
+        ("model.lookahead.07.max_window_size=0", "--set: model.lookahead.07.max_window_size: found 0; should be"),
         ("server.startup_timeout_s=.nan", "server.startup_timeout_s: found nan; should be a finite number"),
     ],
 )
