@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
+from gguf import GGUFWriter
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import load_weights
@@ -39,11 +42,25 @@ def fault(source: CheckpointSource, cache_dir: Path, architecture: str = "LlamaF
     return str(caught.value)
 
 
-def spoil_rope(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+Spoil = Callable[[Path], object]
 
+
+def text(name: str, content: str) -> Spoil:
+    """Writes a file of a folder."""
+    return lambda folder: (folder / name).write_text(content, encoding="utf-8")
+
+
+def setting(name: str, **values: Any) -> Spoil:
+    """Changes values of a JSON file of a folder."""
+    return lambda folder: text(name, json.dumps({**json.loads((folder / name).read_bytes()), **values}))(folder)
+
+
+def moved(name: str, target: str) -> Spoil:
+    """Renames a file of a folder."""
+    return lambda folder: (folder / name).rename(folder / target)
+
+
+DYNAMIC_ROPE = setting("config.json", rope_parameters={"rope_type": "dynamic", "factor": 2.0})
 
 WEIGHTS = b"GGUF" + bytes(1000)
 
@@ -66,3 +83,23 @@ def loaded(folder: Path, gguf_file: str | None = None, architecture: str = "Llam
     path = folder / (gguf_file or "model.safetensors")
     config = read_config(folder, architecture, gguf_file)
     return load_weights(Checkpoint(folder, gguf_file, architecture, "", (path,)), config, "float32")
+
+
+def train_pieces(prefix: Path, texts: Sequence[str]) -> sentencepiece.SentencePieceProcessor:
+    """A small SentencePiece model. Writes it to <prefix>.model."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*texts, "the quick brown fox jumps over the lazy dog"] * 4), hard_vocab_limit=False,
+        model_prefix=str(prefix), model_type="bpe", vocab_size=340, byte_fallback=True,
+        character_coverage=0.98, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        unk_id=0, bos_id=1, eos_id=2, minloglevel=2,
+    )  # fmt: skip
+    prefix.with_suffix(".vocab").unlink()
+    return sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+
+
+def write_tensors(writer: GGUFWriter) -> None:
+    """Write the file of a writer that has its settings and tensors."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,59 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from pipeline.checkpoint.local import open_folder
-from pipeline.checkpoint.random import byte_tokenizer
 from pipeline.config.folders import Folders, folders
-from pipeline.config.hardware import Hardware
 from pipeline.config.resolution import resolve_config
 from pipeline.engine.build import build_engine
 from pipeline.errors import UserError
-
-CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
-Spoil = Callable[[Path], object]
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("good")
-    config = transformers.LlamaConfig(
-        vocab_size=300,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=4096,
-        pad_token_id=1,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    byte_tokenizer(300, 4096).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def folder(good: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(good, tmp_path / "checkpoint"))
+from tests.unit.checkpoint.sources import Spoil, moved, setting, text
+from tests.unit.config.shipped import CPU
 
 
 def built(folder: Path, *overrides: str) -> Path:
     where = Folders(home=folders({}).home, engines=folder.parent / "engines", cache=folder.parent / "cache")
     resolved = resolve_config(str(folder), "latency", overrides, where=folders({}), hardware=CPU)
     return build_engine(resolved, where).artifact.folder
-
-
-def text(name: str, content: str) -> Spoil:
-    return lambda folder: (folder / name).write_text(content, encoding="utf-8")
-
-
-def setting(name: str, **values: Any) -> Spoil:
-    def spoil(folder: Path) -> None:
-        held = json.loads((folder / name).read_text(encoding="utf-8"))
-        (folder / name).write_text(json.dumps({**held, **values}), encoding="utf-8")
-
-    return spoil
 
 
 def header(change: Callable[[dict[str, Any]], object]) -> Spoil:
@@ -90,7 +51,7 @@ def shards(*, metadata: bool = True, **names: Any) -> Spoil:
         index = {"metadata": {}, "weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors", **names}}
         if not metadata:
             del index["metadata"]
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+        text("model.safetensors.index.json", json.dumps(index))(folder)
 
     return spoil
 
@@ -109,19 +70,11 @@ def as_folder(folder: Path) -> None:
     (folder / "config.json").mkdir()
 
 
-def as_adapter(folder: Path) -> None:
-    (folder / "config.json").rename(folder / "adapter_config.json")
-
-
 def as_merges(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    (folder / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}', encoding="utf-8")
-    (folder / "merges.txt").write_text("#version: 0.2\na b c\n", encoding="utf-8")
+    text("vocab.json", '{"a": 0, "b": 1, "ab": 2}')(folder)
+    text("merges.txt", "#version: 0.2\na b c\n")(folder)
     setting("tokenizer_config.json", tokenizer_class="GPT2Tokenizer")(folder)
-
-
-def as_vocabulary(folder: Path) -> None:
-    (folder / "tokenizer.json").rename(folder / "vocab.txt")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +83,7 @@ def as_vocabulary(folder: Path) -> None:
         (text("config.json", "[]"), "config.json should contain a JSON object"),
         (text("config.json", "[" * 100_000), "config.json is not valid JSON"),
         (as_folder, "config.json is not a regular file. Replace it."),
-        (as_adapter, "is an adapter (LoRA), not a whole model"),
+        (moved("config.json", "adapter_config.json"), "is an adapter (LoRA), not a whole model"),
         (
             setting("config.json", architectures="LlamaForCausalLM"),
             "is missing (Class in the list `architectures` of the",
@@ -160,7 +113,7 @@ def as_vocabulary(folder: Path) -> None:
         (setting("tokenizer_config.json", model_max_length="x"), "The tokenizer of"),
         (shards(x="/etc/hostname"), "found '/etc/hostname'; should be the name of a safetensors file beside it"),
         (as_merges, "The tokenizer of"),
-        (as_vocabulary, "instantiate the backend tokenizer from one of: (1)"),
+        (moved("tokenizer.json", "vocab.txt"), "instantiate the backend tokenizer from one of: (1)"),
     ],
 )
 def test_each_damage_is_one_sentence(spoil: Spoil, expected: str, folder: Path) -> None:

@@ -13,7 +13,7 @@ from pipeline.checkpoint.fetch import fetch
 from pipeline.config.bare_checkpoint import settings_from_gguf
 from pipeline.config.schema import GgufCheckpoint
 from pipeline.errors import ConfigError
-from tests.unit.checkpoint.sources import fault, model_of
+from tests.unit.checkpoint.sources import fault, model_of, write_tensors
 
 
 def write_gguf(path: Path, architecture: str = "llama", num_parts: int = 1, template: str = "") -> Path:
@@ -23,10 +23,7 @@ def write_gguf(path: Path, architecture: str = "llama", num_parts: int = 1, temp
     if template:
         writer.add_chat_template(template)
     writer.add_tensor("token_embd.weight", np.ones((64, 32), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer)
     return path
 
 

@@ -14,7 +14,7 @@ from gguf import GGUFWriter, RopeScalingType
 from pipeline.checkpoint.model_config import check_positions, read_config
 from pipeline.config.bare_checkpoint import GGUF_ARCHITECTURES
 from pipeline.errors import CheckpointError
-from tests.unit.checkpoint.sources import loaded
+from tests.unit.checkpoint.sources import loaded, write_tensors
 
 
 def write_gguf(
@@ -48,10 +48,7 @@ def write_gguf(
         writer.add_tensor(f"{name}.weight", np.ones(shape, dtype=np.float32))
     for name, values in tensors.items():
         writer.add_tensor(name.replace("__", "."), values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer)
     return folder
 
 

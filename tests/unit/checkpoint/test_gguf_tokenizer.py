@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import write_tokenizer
 from pipeline.errors import CheckpointError
+from tests.unit.checkpoint.sources import train_pieces, write_tensors
 
 PLAIN, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 ALPHABET = sorted(ByteLevel.alphabet())
@@ -37,9 +38,7 @@ def write_gguf(folder: Path, model: str, tokens: Sequence[str], kinds: Sequence[
             writer.add_uint32(f"tokenizer.ggml.{name}", value)
         else:
             writer.add_string(f"tokenizer.ggml.{name}", value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    write_tensors(writer)
     return folder
 
 
@@ -116,14 +115,7 @@ def test_defined_tokens_are_matched_as_they_are_spelled(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> sentencepiece.SentencePieceProcessor:
-    prefix = tmp_path_factory.mktemp("pieces") / "tokenizer"
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([*TEXTS, "the quick brown fox jumps over the lazy dog"] * 4), hard_vocab_limit=False,
-        model_prefix=str(prefix), model_type="bpe", vocab_size=340, byte_fallback=True,
-        character_coverage=0.98, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        unk_id=0, bos_id=1, eos_id=2, minloglevel=2,
-    )  # fmt: skip
-    return sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+    return train_pieces(tmp_path_factory.mktemp("pieces") / "tokenizer", TEXTS)
 
 
 def of_pieces(folder: Path, pieces: sentencepiece.SentencePieceProcessor, **settings: Any) -> Any:

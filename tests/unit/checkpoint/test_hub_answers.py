@@ -10,7 +10,7 @@ import pytest
 from pipeline.checkpoint.fetch import fetch, known_content_hash
 from pipeline.config.schema import HubCheckpoint
 from pipeline.errors import CheckpointError
-from tests.unit.checkpoint.sources import fault, hub_source, model_of, spoil_rope
+from tests.unit.checkpoint.sources import DYNAMIC_ROPE, fault, hub_source, model_of
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_refused_config_is_reported_before_the_weights_are_fetched(
 
     with pytest.raises(CheckpointError, match="refused: True"):
         fetch(model_of(hub_source()), tmp_path, refuse)
-    spoil_rope(folder)
+    DYNAMIC_ROPE(folder)
     assert "rotary embeddings of type 'dynamic'" in fault(hub_source(), tmp_path)
     assert [options["allow_patterns"] for _, options in hub["asked"]] == [["config.json"]] * 2
 

@@ -6,13 +6,12 @@ import json
 import shutil
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pipeline.checkpoint.fetch import fetch
 from pipeline.config.schema import LocalCheckpoint
-from tests.unit.checkpoint.sources import fault, model_of, spoil_rope
+from tests.unit.checkpoint.sources import DYNAMIC_ROPE, Spoil, fault, model_of, moved, setting, text
 
 
 def test_local_folder_and_its_hash_follows_every_file(folder: Path, tmp_path: Path) -> None:
@@ -47,110 +46,70 @@ def test_sharded_folder(folder: Path, tmp_path: Path) -> None:
     assert f"lacks {paths[1].name}" in fault(LocalCheckpoint(path=str(folder)), tmp_path)
 
 
-def spoil_truncate(folder: Path) -> None:
+def truncate(folder: Path) -> None:
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[:-1])
 
 
-def spoil_header(folder: Path) -> None:
+def bad_header(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", 10) + b"not json!!" + bytes(100))
 
 
-def spoil_empty(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"")
-
-
-def spoil_index(folder: Path) -> None:
+def empty_index(folder: Path) -> None:
     shard(folder)
-    (folder / "model.safetensors.index.json").write_text("{}", encoding="utf-8")
+    text("model.safetensors.index.json", "{}")(folder)
 
 
-def spoil_pickle(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-def spoil_gguf(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "model.gguf")
-
-
-def spoil_config(folder: Path) -> None:
-    (folder / "config.json").write_text("{", encoding="utf-8")
-
-
-def spoil_architecture(folder: Path) -> None:
-    (folder / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}', encoding="utf-8")
-
-
-def spoil_layered_rope(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["rope_parameters"] = {"full_attention": {"rope_type": "longrope"}, "sliding_attention": {}}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-
-
-def spoil_second_rope(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["rope_scaling"] = {"type": "su", "factor": 2.0}  # beside rope_parameters, which say "default"
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-
-
-def spoil_names_of_weights(folder: Path) -> None:
-    """transformers would load that file."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["transformers_weights"] = "other.safetensors"
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-
-
-def spoil_no_architecture(folder: Path) -> None:
-    (folder / "config.json").write_text('{"architectures": []}', encoding="utf-8")
-
-
-def spoil_other_architecture(folder: Path) -> None:
-    (folder / "config.json").write_text('{"architectures": ["Qwen2ForCausalLM"]}', encoding="utf-8")
+LAYERED_ROPE = {"full_attention": {"rope_type": "longrope"}, "sliding_attention": {}}
 
 
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        (spoil_truncate, "is not a complete safetensors file"),
-        (spoil_header, "is not a complete safetensors file"),
-        (spoil_empty, "is not a complete safetensors file"),
-        (spoil_index, "has no weight_map"),
-        (spoil_pickle, "Convert them to safetensors"),
-        (spoil_gguf, "source: gguf"),
-        (spoil_config, "is not valid JSON"),
+        (truncate, "is not a complete safetensors file"),
+        (bad_header, "is not a complete safetensors file"),
+        (text("model.safetensors", ""), "is not a complete safetensors file"),
+        (empty_index, "has no weight_map"),
+        (moved("model.safetensors", "pytorch_model.bin"), "Convert them to safetensors"),
+        (moved("model.safetensors", "model.gguf"), "source: gguf"),
+        (moved("model.safetensors", "elsewhere"), "has no weights"),
         (
-            spoil_architecture,
-            "has architecture 'MambaForCausalLM'; the model config has 'LlamaForCausalLM'. Correct the config.",
-        ),
-        (spoil_rope, "rotary embeddings of type 'dynamic'"),
-        (spoil_layered_rope, "rotary embeddings of type 'longrope'"),
-        (spoil_second_rope, "rotary embeddings of type 'su'"),
-        (spoil_names_of_weights, "names other weights (transformers_weights 'other.safetensors' in config.json)"),
-        (
-            lambda folder: (folder / "generation_config.json").write_text("{"),
-            "generation_config.json is not valid JSON",
-        ),
-        (
-            lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}'),
-            "eos_token_id: found ['</s>']; should be a token id or a list of token ids",
-        ),
-        (spoil_no_architecture, 'config.json names no class. Add "architectures": ["LlamaForCausalLM"] to it'),
-        (spoil_other_architecture, "the model config has 'LlamaForCausalLM'"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
-        (
-            lambda folder: (folder / "model.safetensors").rename(folder / "consolidated.safetensors"),
+            moved("model.safetensors", "consolidated.safetensors"),
             "neither model.safetensors nor model.safetensors.index.json; it has consolidated.safetensors. Fetch",
         ),
-        (lambda folder: (folder / "config.json").unlink(), "is not a checkpoint: it has no config.json"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer"),
-        (lambda folder: shutil.rmtree(folder), "There is no checkpoint folder"),
+        (text("config.json", "{"), "is not valid JSON"),
+        (
+            setting("config.json", architectures=["MambaForCausalLM"]),
+            "has architecture 'MambaForCausalLM'; the model config has 'LlamaForCausalLM'. Correct the config.",
+        ),
+        (
+            setting("config.json", architectures=[]),
+            'config.json names no class. Add "architectures": ["LlamaForCausalLM"] to it',
+        ),
+        (setting("config.json", architectures=["Qwen2ForCausalLM"]), "the model config has 'LlamaForCausalLM'"),
+        (DYNAMIC_ROPE, "rotary embeddings of type 'dynamic'"),
+        (setting("config.json", rope_parameters=LAYERED_ROPE), "rotary embeddings of type 'longrope'"),
+        # Beside rope_parameters, which say "default".
+        (setting("config.json", rope_scaling={"type": "su", "factor": 2.0}), "rotary embeddings of type 'su'"),
+        (
+            setting("config.json", transformers_weights="other.safetensors"),  # transformers would load that file
+            "names other weights (transformers_weights 'other.safetensors' in config.json)",
+        ),
+        (text("generation_config.json", "{"), "generation_config.json is not valid JSON"),
+        (
+            text("generation_config.json", '{"eos_token_id": ["</s>"]}'),
+            "eos_token_id: found ['</s>']; should be a token id or a list of token ids",
+        ),
+        (moved("config.json", "elsewhere"), "is not a checkpoint: it has no config.json"),
+        (moved("tokenizer.json", "elsewhere"), "has no tokenizer"),
+        (shutil.rmtree, "There is no checkpoint folder"),
     ],
 )
-def test_spoilt_folder_is_refused_with_one_sentence(spoil: Any, expected: str, folder: Path, tmp_path: Path) -> None:
+def test_spoilt_folder_is_refused_with_one_sentence(spoil: Spoil, expected: str, folder: Path, tmp_path: Path) -> None:
     spoil(folder)
-    text = fault(LocalCheckpoint(path=str(folder)), tmp_path)
-    assert expected in text
-    assert "\n" not in text
+    found = fault(LocalCheckpoint(path=str(folder)), tmp_path)
+    assert expected in found
+    assert "\n" not in found
 
 
 def test_whether_a_backend_serves_a_kind_of_model_is_not_asked_here(folder: Path, tmp_path: Path) -> None:

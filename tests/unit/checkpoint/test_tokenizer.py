@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from pipeline.checkpoint import convert
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import write_tokenizer
+from tests.unit.checkpoint.sources import train_pieces
 
 TEXTS = ("the cat sat on the mat", "größe 日本語 🎉", "twice  two\n\nlines", "def f(x):\n    return x")
 
@@ -21,13 +22,7 @@ TEXTS = ("the cat sat on the mat", "größe 日本語 🎉", "twice  two\n\nline
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint's folder with a tokenizer.model alone, as Llama's first checkpoints have it."""
     folder = tmp_path_factory.mktemp("checkpoint")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([*TEXTS, "the quick brown fox jumps over the lazy dog"] * 4), hard_vocab_limit=False,
-        model_prefix=str(folder / "tokenizer"), model_type="bpe", vocab_size=340, byte_fallback=True,
-        character_coverage=0.98, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        unk_id=0, bos_id=1, eos_id=2, minloglevel=2,
-    )  # fmt: skip
-    (folder / "tokenizer.vocab").unlink()
+    train_pieces(folder / "tokenizer", TEXTS)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
     settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

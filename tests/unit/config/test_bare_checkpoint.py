@@ -17,6 +17,7 @@ from pipeline.config.loading import RawSettings, built_models
 from pipeline.config.resolution import dump_resolved, load_model_config, resolve_config
 from pipeline.config.schema import LocalCheckpoint
 from pipeline.errors import ConfigError
+from tests.unit.checkpoint.sources import write_tensors
 from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
 
 
@@ -160,10 +161,7 @@ def gguf_file(path: Path, set_context: Callable[[GGUFWriter], object]) -> Path:
     set_context(writer)
     writer.add_chat_template("{{ messages }}")
     writer.add_tensor("token_embd.weight", np.zeros((8, 4), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer)
     return path
 
 
