@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from pipeline.bench.contenders.baselines import load_baselines
 from pipeline.bench.data.workload import Prompt
-from pipeline.config.folders import Folders, folders
+from pipeline.config.folders import Folders
 from pipeline.config.hardware import Hardware
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
@@ -23,15 +23,16 @@ from pipeline.engine.torch.load import load_engine
 from pipeline.errors import BuildError, ConfigError
 from pipeline.tuning.planned_engine import planned_engine
 from tests.fakes import make_request
+from tests.unit.config.shipped import CPU, H100, SHIPPED
 
-CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
-H100 = Hardware(gpu="H100", compute_capability=90, has_tensorrt_llm=True)
+# A GPU without TensorRT-LLM.
+GPU = Hardware(gpu="H100", compute_capability=90, has_tensorrt_llm=False)
 INT8 = "engine.quantization=int8"
 
 
 def tiny(*overrides: str, profile: str = "latency", hardware: Hardware = CPU) -> ResolvedConfig:
     return resolve_config(
-        "tiny-random-llama", profile, ("drafting.planner=fixed", *overrides), where=folders({}), hardware=hardware
+        "tiny-random-llama", profile, ("drafting.planner=fixed", *overrides), where=SHIPPED, hardware=hardware
     )
 
 
@@ -111,9 +112,8 @@ def test_what_cannot_be_quantized_is_refused_before_anything_is_fetched(where: F
         BuildError, match=r"'int8' is not supported for .* GPT2LMHeadModel keeps its weights transposed"
     ):
         planned_engine(tiny(INT8, "model.architecture=GPT2LMHeadModel"), where)
-    gpu = Hardware(gpu="H100", compute_capability=90, has_tensorrt_llm=False)
     with pytest.raises(BuildError, match="runs on the CPU only so far, and the device is cuda"):
-        planned_engine(tiny(INT8, hardware=gpu), where)
+        planned_engine(tiny(INT8, hardware=GPU), where)
     with pytest.raises(BuildError, match=r"computes in float32, and model\.dtype is 'bfloat16'"):
         planned_engine(tiny(INT8, "model.dtype=bfloat16"), where)
     assert not list(where.cache.rglob("*.safetensors"))
@@ -143,8 +143,7 @@ def test_a_model_larger_than_the_gpu_is_refused(where: Folders, monkeypatch: pyt
 
 
 def test_the_plan_says_which_code_computes_a_pass_on_a_gpu(where: Folders) -> None:
-    gpu = Hardware(gpu="H100", compute_capability=90, has_tensorrt_llm=False)
-    assert engine_plan(tiny(hardware=gpu), where)["pass"] == "gpu"
-    assert engine_plan(tiny("model.architecture=GPT2LMHeadModel", hardware=gpu), where)["pass"] == "transformers"
-    sharded = tiny("model.parallelism.tensor=2", hardware=gpu)
+    assert engine_plan(tiny(hardware=GPU), where)["pass"] == "gpu"
+    assert engine_plan(tiny("model.architecture=GPT2LMHeadModel", hardware=GPU), where)["pass"] == "transformers"
+    sharded = tiny("model.parallelism.tensor=2", hardware=GPU)
     assert engine_plan(sharded, where)["pass"] == "transformers"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from pipeline.decoding.request import SamplingParams
-from pipeline.decoding.tree import DraftTree, chain, path_to, tree_from_lists
+from pipeline.decoding.tree import DraftTree, chain, path_to
 from pipeline.engine.contract import EngineLimits, VerifyItem
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch import attention
@@ -20,6 +20,7 @@ from pipeline.errors import BuildError, BusyError
 from tests.fakes import HostileSource, make_request, make_scheduler
 from tests.unit.engine.torch.devices import DEVICE
 from tests.unit.engine.torch.plain_passes import rows_beside
+from tests.unit.engine.torch.segments import draft_trees
 
 VOCAB_SIZE = 24
 LIMITS = EngineLimits(max_batch_size=4, max_seq_len=96, max_num_tokens=256, max_draft_tokens=32, vocab_size=VOCAB_SIZE)
@@ -68,14 +69,8 @@ def greedy(reference: PreTrainedModel, prompt: list[int], num_tokens: int) -> li
 tokens_strategy = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20)
 
 
-@st.composite
-def draft_trees(draw: st.DrawFn) -> DraftTree:
-    parents = [draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(0, 10)))]
-    return tree_from_lists([draw(st.integers(0, VOCAB_SIZE - 1)) for _ in parents], parents)
-
-
 @settings(max_examples=25)
-@given(st.lists(st.tuples(tokens_strategy, draft_trees()), min_size=1, max_size=4))
+@given(st.lists(st.tuples(tokens_strategy, draft_trees(10, VOCAB_SIZE)), min_size=1, max_size=4))
 def test_a_tree_pass_over_several_sequences_equals_each_path_alone(
     engine: TorchEngine, reference: PreTrainedModel, entries: list[tuple[list[int], DraftTree]]
 ) -> None:
@@ -93,7 +88,7 @@ def test_a_tree_pass_over_several_sequences_equals_each_path_alone(
 
 
 @settings(max_examples=15)
-@given(tokens_strategy, draft_trees(), st.data())
+@given(tokens_strategy, draft_trees(10, VOCAB_SIZE), st.data())
 def test_the_cache_after_a_commit_is_that_of_plain_decoding(
     engine: TorchEngine, reference: PreTrainedModel, prompt: list[int], tree: DraftTree, data: st.DataObject
 ) -> None:

@@ -8,7 +8,7 @@ import torch
 from pipeline.engine.torch.attention import SlotCache, segment_mask
 from pipeline.engine.torch.slots import Segment
 from tests.unit.engine.torch.devices import DEVICE
-from tests.unit.engine.torch.gpu.test_pass_table import segment_of
+from tests.unit.engine.torch.segments import segments_of
 
 pytest.importorskip("triton")
 
@@ -38,9 +38,7 @@ def test_attention_is_a_masked_softmax(group: int, dim: int, window: int, parts:
     torch.manual_seed(group)
     tree = tree_from_lists(list(range(1, 9)), [-1, 0, 0, 2, -1, 4, 4, 3])
     shapes = [(0, 3, chain([])), (131, 1, tree), (300, 2, chain([5, 6])), (17, 1, chain([]))]
-    segments: list[Segment] = []
-    for slot, shape in enumerate(shapes):
-        segments.append(segment_of(slot, sum(segment.length for segment in segments), *shape))
+    segments = segments_of(shapes)
     num_rows, num_heads = sum(segment.length for segment in segments), group * KV_HEADS
     keys, values = torch.randn(2, len(shapes), KV_HEADS, MAX_SEQ_LEN, dim, device=DEVICE)
     qkv = torch.randn(num_rows, (num_heads + 2 * KV_HEADS) * dim, device=DEVICE)

@@ -4,35 +4,21 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.decoding.tree import DraftTree, tree_from_lists
+from pipeline.decoding.tree import DraftTree
 from pipeline.engine.torch.attention import segment_mask
 from pipeline.engine.torch.gpu import pass_table
 from pipeline.engine.torch.gpu.pass_table import table_of
-from pipeline.engine.torch.slots import Segment, Slot
-
-
-@st.composite
-def draft_trees(draw: st.DrawFn, most: int = 20) -> DraftTree:
-    parents = [draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(0, most)))]
-    return tree_from_lists(list(range(1, len(parents) + 1)), parents)
-
-
-def segment_of(slot: int, start: int, cached: int, num_pending: int, tree: DraftTree) -> Segment:
-    tokens = np.arange(cached + num_pending, dtype=np.int32)
-    whole = Slot(slot, tokens, num_tokens=len(tokens), num_cached_tokens=cached)
-    return Segment(whole, tree, start, cached, num_pending)
+from tests.unit.engine.torch.segments import draft_trees, segments_of
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), draft_trees()), min_size=1, max_size=4), st.integers(1, 7)
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), draft_trees(20, 30)), min_size=1, max_size=4),
+    st.integers(1, 7),
 )
 def test_intervals_are_the_mask_and_tiles_cover_the_rows(
     shapes: list[tuple[int, int, DraftTree]], tile_rows: int
 ) -> None:
-    segments: list[Segment] = []
-    for slot, (cached, num_pending, tree) in enumerate(shapes):
-        start = sum(segment.length for segment in segments)
-        segments.append(segment_of(slot, start, cached, num_pending, tree))
+    segments = segments_of(shapes)
 
     table = table_of(segments, np.asarray([0]), tile_rows)
 

@@ -19,6 +19,7 @@ from pipeline.engine.contract import EngineSequence, VerifyItem
 from pipeline.engine.torch.lean.engine import LeanEngine
 from pipeline.engine.torch.lean.tables import rotation_table
 from tests.unit.engine.torch.lean.models import LIMITS, VARIANTS, VOCAB_SIZE, lean_engine, tiny_model
+from tests.unit.engine.torch.segments import draft_trees
 
 
 @cache
@@ -39,14 +40,6 @@ def alone(engine: LeanEngine, tokens: list[int]) -> np.ndarray:
     return result.row(0).copy()
 
 
-@st.composite
-def trees(draw: st.DrawFn, most: int) -> DraftTree:
-    count = draw(st.integers(0, most))
-    reach = draw(st.sampled_from([1, 3, most + 1]))  # 1: chains
-    parents = [draw(st.integers(max(-1, node - reach), node - 1)) for node in range(count)]
-    return tree_from_lists([draw(st.integers(0, VOCAB_SIZE - 1)) for _ in parents], parents)
-
-
 tokens_strategy = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40)
 
 
@@ -54,7 +47,7 @@ tokens_strategy = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=
 @given(
     st.sampled_from(sorted(VARIANTS)),
     st.sampled_from(["float32", "bfloat16", "int8"]),
-    st.lists(st.tuples(tokens_strategy, st.integers(0, 40), trees(30)), min_size=1, max_size=4),
+    st.lists(st.tuples(tokens_strategy, st.integers(0, 40), draft_trees(30, VOCAB_SIZE)), min_size=1, max_size=4),
     st.data(),
 )
 def test_every_row_has_the_bits_of_plain_decoding(

@@ -14,14 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config.schema import (
-    LookaheadConfig,
-    PromptDraftConfig,
-    RecyclingDraftConfig,
-    SuppliedDraftConfig,
-    TrieDraftConfig,
-    WindowDraftConfig,
-)
+from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.drafting.drafter_factory import create_drafter
 from pipeline.decoding.request import FinishReason, GenerationRequest, SamplingParams
 from pipeline.decoding.sampling import choose_token
@@ -30,16 +23,10 @@ from pipeline.engine.contract import EngineLimits, VerifyItem
 from pipeline.engine.submission import GenerationResult, StepEvent, Submission
 from pipeline.engine.torch.lean.engine import LeanEngine
 from tests import fakes
+from tests.unit.engine.test_exactness import ALL_SOURCES
 from tests.unit.engine.torch.lean.models import VOCAB_SIZE, lean_engine, tiny_model
 
 MAX_SEQ_LEN = 96
-SOURCES = (
-    TrieDraftConfig(branch_length=6, max_bytes=1 << 18),
-    PromptDraftConfig(branch_length=6),
-    WindowDraftConfig(),
-    RecyclingDraftConfig(top_k=4),
-    SuppliedDraftConfig(),
-)
 STRATEGIES = ("none", "trie", "lookahead", "hybrid")
 SAMPLINGS = (SamplingParams(), SamplingParams(temperature=0.9, seed=7), SamplingParams(repetition_penalty=1.3))
 # Prompts share prefixes of several lengths.
@@ -90,7 +77,7 @@ class Traffic:
 
     def __init__(self, engine: LeanEngine) -> None:
         engine.forget_cached()
-        drafter = create_drafter(SOURCES, LookaheadConfig.of(3, 3, 3), VOCAB_SIZE)
+        drafter = create_drafter(ALL_SOURCES, LookaheadConfig.of(3, 3, 3), VOCAB_SIZE)
         self.scheduler = fakes.make_scheduler(engine=engine, drafter=drafter, budget=(14, 6), prefill_chunk=7)
         self.sent: list[Sent] = []
 
