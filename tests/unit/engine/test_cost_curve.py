@@ -13,7 +13,7 @@ from pipeline.config.threads import NUM_THREADS
 from pipeline.decoding.planning.cost import CostPoint
 from pipeline.engine import cost_curve
 from pipeline.engine.artifact import Artifact, Manifest
-from pipeline.engine.cost_curve import CostKey, cost_curve_path, cost_key, load_cost_curve, save_cost_curve
+from pipeline.engine.cost_curve import cost_curve_path, cost_key, load_cost_curve, save_cost_curve
 from pipeline.engine.machine_load import MachineLoad
 from pipeline.engine.torch.build import fingerprint
 
@@ -67,13 +67,6 @@ def test_another_checkpoint_or_machine_has_a_curve_of_its_own(tmp_path: Path, mo
     assert load_cost_curve(replace(mine, manifest=mine.manifest.model_copy(update={"fingerprint": print_}))) is None
     monkeypatch.setattr(cost_curve, "cpu_name", lambda: "another")
     assert load_cost_curve(mine) is None
-
-
-def test_the_key_names_the_processor_and_the_cores(tmp_path: Path) -> None:
-    key = cost_key(artifact(tmp_path))
-    assert key.processor
-    assert key.num_cores >= 1
-    assert CostKey.model_validate({**key.model_dump(), "num_cores": 1}).num_cores == 1
 
 
 def test_on_a_gpu_the_key_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
