@@ -179,8 +179,9 @@ def with_measured_limits(artifact: Artifact, grid: CostGrid, batch_size: int) ->
 
 
 def opening_of(artifact: Artifact, vocab_size: int) -> IntArray:
-    """[len >= 1] token ids that the chat template adds before the model's answer; the model's BOS token if there is no
-    template, or if it refuses or drops an empty message. Raises BuildError if the tokenizer is not that of the model."""
+    """[len >= 1] token ids that the chat template adds before the model's answer; the model's BOS token without a
+    template, or if it refuses or drops an empty message. Raises BuildError if the tokenizer is not that of the
+    model."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(artifact.tokenizer_dir)
