@@ -190,7 +190,7 @@ def gate(gate_up: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _gate(gate_up, result, size, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)  # a pass of 39,000 rows of a 32B model has 2^31 gates and ups
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
     gates = tl.load(gate_up + row * 2 * size + columns, mask=inside, other=0.0).to(tl.float32)
