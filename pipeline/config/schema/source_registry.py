@@ -1,7 +1,7 @@
 """The draft sources that a profile may list: their settings, and one row per kind.
 
-Schema, rules, strategies, `decoding.drafting.create` and replay read these rows. An installed package adds a row
-through an entry point of the group `lookahead.draft_sources` (docs/how-to/add-a-draft-source.md).
+Schema, rules, strategies, `decoding.drafting.drafter_factory` and replay read these rows. An installed package adds a
+row through an entry point of the group `lookahead.draft_sources` (docs/how-to/add-a-draft-source.md).
 """
 
 from __future__ import annotations
