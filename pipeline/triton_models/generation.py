@@ -45,10 +45,10 @@ from pipeline.triton_models.token_output import TokenOutput
 
 @dataclass(slots=True)
 class Generation:
-    """State of one request. started, step_times: arrival, and time of each step's tokens, in seconds of
-    time.perf_counter. prediction: the client's guess at the output, if drafts use it. outcome: a finish reason,
-    "cancelled" or "error", of an ended request. output_ids: the output so far with its end token, up to the last token
-    of a stop word."""
+    """State of one request. started, step_times: arrival, and time of each response of the target with tokens, in
+    seconds of time.perf_counter. step_sizes: number of these tokens. prediction: the client's guess at the output, if
+    drafts use it. outcome: a finish reason, "cancelled" or "error", of an ended request. output_ids: the output so far
+    with its end token, up to the last token of a stop word."""
 
     request: TextRequest
     session: Session
@@ -60,6 +60,7 @@ class Generation:
     outcome: str = "error"
     output_ids: list[int] = field(default_factory=list)
     step_times: list[float] = field(default_factory=list)
+    step_sizes: list[int] = field(default_factory=list)
     num_calls: int = 0
     num_calls_without_draft: int = 0
     _text: TextStream = field(init=False)
@@ -243,6 +244,7 @@ class Generation:
             tree, outcome = EMPTY_TREE, StepOutcome([], ids, num_steps=num_steps)
         emitted = self.session.advance(tree, outcome)
         self.step_times.append(time.perf_counter())
+        self.step_sizes.append(len(emitted))
         texts: list[str] = []
         sent: list[int] = []
         for token in emitted:

@@ -34,7 +34,10 @@ BLS_METRICS = {
     "engine_calls_without_draft_total": ("COUNTER", "Calls to the engine without a draft tree."),
     "acceptance_length": ("HISTOGRAM", "Tokens emitted per verify step."),
     "time_to_first_token_seconds": ("HISTOGRAM", "Time from a request's arrival to its first token."),
-    "inter_token_seconds": ("HISTOGRAM", "Time between two steps, divided by the tokens of the later one."),
+    "inter_token_seconds": (
+        "HISTOGRAM",
+        "Time between two responses of the engine, divided by the tokens of the later one.",
+    ),
     "trie_nodes": ("GAUGE", "Nodes of the shared trie in use."),
     "trie_bytes": ("GAUGE", "Memory of the shared trie."),
     "draft_source_failures": (
@@ -115,8 +118,8 @@ class Metrics:
             metrics["acceptance_length"].observe(length)
         if request.step_times:
             metrics["time_to_first_token_seconds"].observe(request.step_times[0] - request.started)
-        for (before, after), length in zip(pairwise(request.step_times), lengths[1:], strict=False):
-            metrics["inter_token_seconds"].observe((after - before) / max(length, 1))
+        for (before, after), size in zip(pairwise(request.step_times), request.step_sizes[1:], strict=True):
+            metrics["inter_token_seconds"].observe((after - before) / size)
 
 
 class EngineMetrics:

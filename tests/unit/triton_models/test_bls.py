@@ -274,18 +274,19 @@ def test_the_first_call_of_a_stream_ends_with_the_first_token():
     assert [call["request_output_len"].item() for call in target.calls[:3]] == [1, 4, 4]
 
 
-def test_metrics_of_a_request_add_up(monkeypatch):
+@pytest.mark.parametrize("strategy", ["none", "trie"])
+def test_metrics_of_a_request_add_up(monkeypatch, strategy):
     seen: list[Generation] = []
     bls = make_bls()
     # A request must not count the tokens of the whole trie.
     monkeypatch.setattr(Trie, "statistics", property(lambda trie: pytest.fail("statistics of the trie")))
 
-    run_in(bls, text_tensors("bcd", 20, strategy="trie"), on_end=seen.append)
+    run_in(bls, text_tensors("bcd", 20, strategy=strategy), on_end=seen.append)
 
     request, gauges, expected = seen[0], bls.gauges(), expected_ids("bcd", 20)
-    assert request.engine.strategy == "trie"
-    assert sum(request.statistics.acceptance_lengths) == len(expected)
-    assert len(request.step_times) <= len(request.statistics.acceptance_lengths)
+    assert request.engine.strategy == strategy
+    assert sum(request.statistics.acceptance_lengths) == sum(request.step_sizes) == len(expected)
+    assert len(request.step_times) == len(request.step_sizes) <= len(request.statistics.acceptance_lengths)
     assert request.num_calls >= request.num_calls_without_draft
-    assert gauges["trie_nodes"] > 0
+    assert (gauges["trie_nodes"] > 0) == (strategy == "trie")
     assert gauges["draft_source_failures"] == 0

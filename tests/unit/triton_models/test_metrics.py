@@ -7,6 +7,8 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.engine.contract import ReuseCounters
 from pipeline.triton_models.metrics import EngineMetrics, Metrics
@@ -51,8 +53,10 @@ def request() -> Any:
         engine=SimpleNamespace(strategy="trie"),
         outcome="length",
         started=0.0,
+        # The second response holds the tokens of two steps.
         step_times=[0.1, 0.2, 0.4],
-        statistics=GenerationStatistics(num_draft_tokens=8, num_accepted_tokens=3, acceptance_lengths=[1, 3, 2]),
+        step_sizes=[1, 4, 1],
+        statistics=GenerationStatistics(num_draft_tokens=8, num_accepted_tokens=2, acceptance_lengths=[1, 3, 1, 1]),
         num_output_tokens=6,
         num_calls=3,
         num_calls_without_draft=1,
@@ -64,10 +68,11 @@ def test_an_ended_request_is_entered():
     pb.opened.set()
     metrics = Metrics(pb, gauges)
     metrics.record(request())
-    wait_for(lambda: pb.values["lookahead_inter_token_seconds"])
+    wait_for(lambda: pb.values["lookahead_inter_token_seconds"] == pytest.approx(0.1 / 4 + 0.2))
     metrics.close()
+    assert pb.values["lookahead_time_to_first_token_seconds"] == 0.1
     assert pb.values["lookahead_requests_total"] == 1
-    assert pb.values["lookahead_steps_total"] == 3
+    assert pb.values["lookahead_steps_total"] == 4
     assert pb.values["lookahead_output_tokens_total"] == 6
     assert pb.values["lookahead_acceptance_length"] == 6
 
