@@ -103,7 +103,10 @@ def _first_token_ms(client: httpx.Client, endpoint: Endpoint, prompt: str) -> fl
                 raise ServerError(f"{endpoint.url} returned status {answer.status_code}: {answer.read()[:200]!r}")
             for line in answer.iter_lines():
                 data = line.removeprefix("data:").strip()
-                if elapsed_ms is None and data.startswith("{") and endpoint.text_of(json.loads(data)):
+                event = json.loads(data) if elapsed_ms is None and data.startswith("{") else {}
+                if "error" in event:
+                    raise ServerError(f"{endpoint.url} refused the request: {event['error']}")
+                if event and endpoint.text_of(event):
                     elapsed_ms = 1000 * (time.perf_counter() - started)
     except httpx.HTTPError as error:
         raise ServerError(
@@ -113,8 +116,6 @@ def _first_token_ms(client: httpx.Client, endpoint: Endpoint, prompt: str) -> fl
 
 
 def _triton_text(event: Mapping[str, Any]) -> str:
-    if "error" in event:
-        raise ServerError(f"Triton refused the request: {event['error']}")
     return str(event.get("text_output", ""))
 
 

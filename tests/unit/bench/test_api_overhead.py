@@ -31,6 +31,9 @@ class Server(Handler):
         self.send_response(400 if body.get("model") == "wrong" else 200)
         self.end_headers()
         time.sleep(DELAYS_S[endpoint])
+        if body.get("model") == "refused":
+            self.wfile.write(b'data: {"error": {"message": "the queue is full"}}\n\n')
+            return
         is_silent = (body.get("prompt") or body["text_input"]).startswith(type(self).mute)
         for text in ("", "" if is_silent else "x"):
             event = {"choices": [{"text": text}]} if endpoint == OPENAI else {"text_output": text}
@@ -85,6 +88,11 @@ def test_answers_without_text_are_left_out(port, monkeypatch):
 def test_a_refusal_is_said(port):
     with pytest.raises(ServerError, match="returned status 400"):
         times_to_first_token(endpoints_of(state_at(port, model="wrong"), f"http://127.0.0.1:{port}/v1"), 1)
+
+
+def test_an_error_in_the_stream_is_said(port):
+    with pytest.raises(ServerError, match=r"/v1/completions refused the request: .*the queue is full"):
+        times_to_first_token(endpoints_of(state_at(port, model="refused"), f"http://127.0.0.1:{port}/v1"), 1)
 
 
 def test_a_server_that_is_gone_is_said():
