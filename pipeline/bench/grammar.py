@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
 from pydantic import Field, ValidationError
 
 from pipeline.bench.contenders.in_process import InProcess
@@ -87,6 +88,8 @@ def _row_of(value: Any, where: str, number: int) -> WorkloadRow:
     except ValidationError as error:
         text = f'{where} is not a row of schemas; it must be {{"id", "task", "prompt", "schema": {{...}}}}.'
         raise UserError(text) from error
+    if fault := fault_of(row.content):
+        raise UserError(f"{where} has a schema with which outputs cannot be checked: {fault}.")
     return WorkloadRow(row.row_id, row.task, (row.prompt,), SYSTEM, Guide("json_schema", json.dumps(row.content)))
 
 
@@ -111,11 +114,21 @@ def measure_schemas(
     return found
 
 
+def fault_of(schema: Any) -> str:
+    """Why `matches` does not work with a schema, such as a regular expression that Python does not have; else an empty
+    text."""
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        return str(error.message)
+    return ""
+
+
 def matches(schema: Any, text: str) -> bool:
     """Whether a text is JSON that the schema permits."""
     try:
         return bool(Draft202012Validator(schema).is_valid(json.loads(text)))
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter for an output that only opens brackets
         return False
 
 

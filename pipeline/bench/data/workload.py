@@ -88,6 +88,8 @@ def load_workload(
         values = _lines_as_rows(file, path) if path.suffix == ".txt" else json_rows(file, path)
         for number, (where, value) in enumerate(values, 1):
             row = (row_of or _row_of)(value, where, number)
+            if row.task == OVERALL:
+                raise UserError(f"{where}: the task {OVERALL!r} has the name of the total over all tasks; rename it.")
             if row.row_id in seen:
                 raise UserError(f"{where}: the id {row.row_id!r} is taken by {seen[row.row_id]}; give each its own.")
             seen[row.row_id] = where
@@ -122,8 +124,6 @@ def _row_of(data: Any, where: str, number: int) -> WorkloadRow:
     task = data.get(task_key, "default")
     if not isinstance(task, str) or not task:
         raise UserError(f"{where}: key '{task_key}' should be a text; found {task!r}.")
-    if task == OVERALL:
-        raise UserError(f"{where}: key '{task_key}' is {task!r}, the name of the total over all tasks; rename it.")
     asking = [key for key in _ASKING if key in data]
     if len(asking) != 1:
         raise UserError(f"{where} should have one of {', '.join(_ASKING)}; it has {' and '.join(asking) or 'none'}.")

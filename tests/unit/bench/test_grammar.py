@@ -74,6 +74,11 @@ def test_forty_schemas_of_five_kinds_are_shipped_and_each_is_sound() -> None:
         ('{"id": "a", "task": "b", "prompt": "", "schema": {}}', "line 1 is not a row of schemas"),
         ("[]", "line 1 is not a row of schemas"),
         ('{"id": "a", "task": "b", "prompt": "c", "schema": {}}\n' * 2, "the id 'a' is taken by"),
+        ('{"id": "a", "task": "overall", "prompt": "c", "schema": {}}', "the task 'overall' has the name of the total"),
+        (
+            '{"id": "a", "task": "b", "prompt": "c", "schema": {"pattern": "\\\\p{Lu}"}}',
+            "line 1 has a schema with which outputs cannot be checked: .* is not a 'regex'",
+        ),
     ],
 )
 def test_a_file_that_holds_no_schemas_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -83,7 +88,10 @@ def test_a_file_that_holds_no_schemas_is_refused(tmp_path: Path, text: str, mess
         load_schemas(path)
 
 
-@pytest.mark.parametrize(("text", "good"), [('{"a": 1}', True), ('{"a": "1"}', False), ('{"a": 1', False), ("", False)])
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [('{"a": 1}', True), ('{"a": "1"}', False), ('{"a": 1', False), ("", False), ("[" * 10_000, False)],
+)
 def test_an_output_matches_as_a_whole_or_not(text: str, good: bool) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     assert matches(schema, text) is good

@@ -136,15 +136,22 @@ def test_drafts_are_verified_also_where_they_do_not_pay(tmp_path: Path, monkeypa
     assert num_drafts["none"] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "note"),
+    [
+        ("digits.regex", "[0-9]{1,3}", ", 0 were cut"),
+        ("letter.json", '{"type": "string", "pattern": "^\\\\p{Lu}$"}', ", and are not checked again ("),
+    ],
+)
 def test_with_json_stdout_holds_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, text: str, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The sentence about the grammar was printed before the JSON."""
     monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path))
-    (tmp_path / "digits.regex").write_text("[0-9]{1,3}")
+    (tmp_path / name).write_text(text)
     words = [f"--set={value}" for value in ("backend=torch", "device=cpu", "drafting.planner=fixed")]
-    words += ["--model=tiny-random-llama", "--limit=1", "--max-new-tokens=4", "--strategies=trie", "--json"]
-    assert exit_code("verify", "--grammar", str(tmp_path / "digits.regex"), *words) == 0
+    words += ["--model=tiny-random-llama", "--limit=1", "--max-new-tokens=8", "--strategies=trie", "--json"]
+    assert exit_code("verify", "--grammar", str(tmp_path / name), *words) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["lossless"] is True
-    assert "grammar: " in printed.err
+    assert f"grammar: 2 outputs finished{note}" in printed.err

@@ -119,7 +119,7 @@ def test_limit_counts_rows_after_the_choice_of_tasks(tmp_path: Path) -> None:
         ('{"id": "b", "task": "t", "turns": []}', "key 'turns'"),
         ('{"id": "b", "task": "t", "turns": "text"}', "key 'turns'"),
         ('{"id": "b", "task": 3, "prompt": "p"}', "key 'task'"),
-        ('{"id": "b", "task": "overall", "prompt": "p"}', "key 'task' is 'overall', the name of the total"),
+        ('{"id": "b", "task": "overall", "prompt": "p"}', "the task 'overall' has the name of the total"),
         ('{"id": "b", "prompt": "p \\ud800"}', "key 'prompt' holds '\\ud800', half of a surrogate pair"),
         ('{"id": "b", "turns": ["p", "\\udc00"]}', "key 'turns' holds '\\udc00'"),
         ('{"id": "\\ud800", "prompt": "p"}', "key 'id' holds"),
