@@ -44,8 +44,10 @@ class DraftMetrics:
 
 def speculative_decoding(statistics: Mapping[str, Any]) -> dict[str, Any]:
     """Draft statistics of one request in vLLM's format. statistics: output `statistics` of `lookahead_bls`. The first
-    step, which is the prefill, does not count. Tokens that a grammar forced count as accepted drafts."""
-    accepted = [length - 1 for length in statistics["acceptance_lengths"][1:]]
+    step, which is the prefill, counts only if it accepted drafts; vLLM's has none. Tokens that a grammar forced count
+    as accepted drafts."""
+    lengths = statistics["acceptance_lengths"]
+    accepted = [length - 1 for length in (lengths[1:] if lengths[:1] == [1] else lengths)]
     num_accepted, num_steps = sum(accepted), len(accepted)
     num_drafted = max(statistics["num_draft_tokens"], num_accepted)
     return {

@@ -38,6 +38,19 @@ def test_figures_of_a_request_agree_with_each_other():
     }
 
 
+def test_drafts_that_the_first_step_accepts_count():
+    figures = speculative_decoding({"acceptance_lengths": [8], "num_draft_tokens": 16})
+
+    assert figures == {
+        "mean_acceptance_length": 8.0,
+        "draft_acceptance_rate": 7 / 16,
+        "acceptance_histogram": [0, 0, 0, 0, 0, 0, 0, 1],
+        "num_accepted_draft_tokens": 7,
+        "num_draft_tokens": 16,
+        "num_spec_steps": 1,
+    }
+
+
 def test_a_request_of_one_step_has_figures_too():
     figures = speculative_decoding({"acceptance_lengths": [1], "num_draft_tokens": 0})
 
