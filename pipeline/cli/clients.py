@@ -153,7 +153,9 @@ def batch(
         str | None, typer.Option("--url", help="Base URL of an OpenAI API; default: that of `lookahead serve`.")
     ] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=1024, help="Concurrent requests.")] = 16,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="Time limit of a request, in seconds.")] = 600.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=1, max=1e6, help="Time limit of a request, in seconds.")
+    ] = 600.0,
     as_json: Json = False,
 ) -> None:
     """Send a file of requests to the OpenAI API, several at a time. After an interruption the same command continues.

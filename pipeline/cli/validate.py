@@ -46,10 +46,11 @@ def validate_gpu(
         ),
     ] = None,
     load_seconds: Annotated[
-        float, typer.Option("--load-seconds", min=0.1, help="Duration of the load by eight clients, in seconds.")
+        float,
+        typer.Option("--load-seconds", min=0.1, max=1e6, help="Duration of the load by eight clients, in seconds."),
     ] = 5.0,
     stage_timeout: Annotated[
-        float, typer.Option("--stage-timeout", min=1, help="Time limit of a stage, in seconds.")
+        float, typer.Option("--stage-timeout", min=1, max=1e6, help="Time limit of a stage, in seconds.")
     ] = 7200.0,
     out: Annotated[
         Path | None,

@@ -68,10 +68,21 @@ def test_a_load_of_an_unknown_strategy_is_refused(
     assert "--strategies takes none, lookahead, trie, hybrid, auto; found 'magic'." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("duration", ["0", "inf", "1e300"])
-def test_a_duration_that_no_deadline_can_hold_is_refused(duration: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("load", "--url", "127.0.0.1:1", "--duration", duration) == 2
-    assert "--duration" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("load", "--url", "127.0.0.1:1", "--duration"),
+        ("batch", __file__, "--out=x", "--url=http://127.0.0.1:1/v1", "--timeout"),
+        ("validate-gpu", "--load-seconds"),
+        ("validate-gpu", "--stage-timeout"),
+    ],
+)
+@pytest.mark.parametrize("duration", ["0", "inf", "nan", "1e300"])
+def test_a_duration_that_no_deadline_can_hold_is_refused(
+    command: tuple[str, ...], duration: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(*command, duration) == 2
+    assert f"Invalid value for '{command[-1]}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
