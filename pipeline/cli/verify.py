@@ -13,7 +13,7 @@ from pipeline.config.folders import folders
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
-    from pipeline.bench.verify.verify import Comparison
+    from pipeline.cli.verify_engine import Compared
     from pipeline.decoding.grammar.guide import Guide
     from pipeline.engine.artifact import Artifact
 
@@ -114,13 +114,13 @@ def verify(
     from pipeline.cli.verify_engine import agreement_of, compare_in_process, compare_through_server, server_of
 
     if not in_process:
-        comparisons, outputs = compare_through_server(artifact, url or server_of(artifact), names, rows, options)
+        found = compare_through_server(artifact, url or server_of(artifact), names, rows, options)
     else:
         if server and url is None and grammar is None:
             url = server_of(artifact)
             output.note("no server of this model is running; comparing in process" if url is None else f"server: {url}")
-        comparisons, outputs = compare_in_process(artifact, url, chosen, rows, options, logits)
-    _show_comparisons(comparisons, artifact, as_json, agreement_of(artifact, outputs) if reference else None)
+        found = compare_in_process(artifact, url, chosen, rows, options, logits)
+    _show_comparisons(found, artifact, as_json, agreement_of(artifact, found.outputs) if reference else None)
 
 
 def guide_file(path: Path) -> Guide:
@@ -137,16 +137,15 @@ def guide_file(path: Path) -> Guide:
     return Guide(kind, text.rstrip("\n") if kind == "regex" else text)
 
 
-def _show_comparisons(
-    comparisons: list[Comparison], artifact: Artifact, as_json: bool, share: float | None = None
-) -> None:
-    """share: agreement with transformers, if computed."""
+def _show_comparisons(found: Compared, artifact: Artifact, as_json: bool, share: float | None) -> None:
+    """Print the results. share: agreement with transformers, if computed. Raises typer.Exit with code 1 if one is
+    wrong."""
     from dataclasses import asdict
 
     from pipeline.bench.verify.reference import LEAST_AGREEMENT, disagreement_sentence
     from pipeline.bench.verify.verify import is_lossless, verdict_sentence, verdict_table
 
-    lossless = is_lossless(comparisons)
+    comparisons, lossless = found.comparisons, is_lossless(found.comparisons)
     agrees = share is None or share >= LEAST_AGREEMENT
     if as_json:
         output.print_json(
@@ -156,6 +155,7 @@ def _show_comparisons(
                 "fingerprint": artifact.manifest.fingerprint_digest,
                 "dtype": artifact.resolved.dtype,
                 "comparisons": [asdict(comparison) for comparison in comparisons],
+                "mismatches": found.mismatches,
             }
         )
     else:
@@ -168,5 +168,7 @@ def _show_comparisons(
         output.say(f"lossless: {yes if lossless else 'NO, see the differences above'}")
         if share is not None:
             output.say(f"agreement with transformers: {share:.0%}" if agrees else disagreement_sentence(share))
-    if not (lossless and agrees):
+        for text in found.mismatches:
+            output.say(f"does not match the schema: {text}")
+    if not (lossless and agrees) or found.mismatches:
         raise typer.Exit(1)

@@ -137,21 +137,32 @@ def test_drafts_are_verified_also_where_they_do_not_pay(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "note"),
+    ("name", "text", "is_matched", "note"),
     [
-        ("digits.regex", "[0-9]{1,3}", ", 0 were cut"),
-        ("letter.json", '{"type": "string", "pattern": "^\\\\p{Lu}$"}', ", and are not checked again ("),
+        ("digits.regex", "[0-9]{1,3}", True, ", 0 were cut"),
+        ("letter.json", '{"type": "string", "pattern": "^\\\\p{Lu}$"}', False, ", and are not checked again ("),
+        ("switch.json", '{"type": "boolean"}', True, ", and 2 of them match the schema"),
+        ("switch.json", '{"type": "boolean"}', False, ", and 0 of them match the schema"),
     ],
 )
-def test_with_json_stdout_holds_nothing_else(
-    name: str, text: str, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_with_json_stdout_holds_the_results_and_nothing_else(
+    name: str,
+    text: str,
+    is_matched: bool,
+    note: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The sentence about the grammar was printed before the JSON."""
+    """The sentence about the grammar was printed before the JSON, and an output that does not match in its place."""
     monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path))
+    monkeypatch.setattr("pipeline.cli.verify_engine.matches", lambda schema, output: is_matched)
     (tmp_path / name).write_text(text)
     words = [f"--set={value}" for value in ("backend=torch", "device=cpu", "drafting.planner=fixed")]
     words += ["--model=tiny-random-llama", "--limit=1", "--max-new-tokens=8", "--strategies=trie", "--json"]
-    assert exit_code("verify", "--grammar", str(tmp_path / name), *words) == 0
+    code = exit_code("verify", "--grammar", str(tmp_path / name), *words)
     printed = capsys.readouterr()
-    assert json.loads(printed.out)["lossless"] is True
+    results = json.loads(printed.out)
+    assert (results["lossless"], len(results["comparisons"])) == (True, 6)
+    assert (code, len(results["mismatches"])) == ((1, 2) if " 0 of them" in note else (0, 0))
     assert f"grammar: 2 outputs finished{note}" in printed.err
