@@ -170,6 +170,13 @@ def test_latencies_come_from_the_arrivals() -> None:
     assert percentiles([]) is None
 
 
+@pytest.mark.parametrize(("output_ids", "token_s"), [([1], []), ([1, 2], [pytest.approx(0.3)])])
+def test_a_time_per_token_takes_two_tokens(output_ids: list[int], token_s: list[object]) -> None:
+    result = LoadResult(seconds=1.0)
+    result.add(answer(output_ids=output_ids))
+    assert result.token_s == token_s
+
+
 def test_a_generation_takes_counts_from_the_server_and_times_from_the_client() -> None:
     generation = measured_request(
         answer(prompt_ids=[7, 8], num_accepted_tokens=1, acceptance_lengths=[1, 2], draft_seconds=0.01), PROMPT_IDS
