@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import ClassVar, NoReturn, TypeVar
 
 from pipeline.config.threads import WAIT_POLICY
@@ -145,9 +145,24 @@ def refusal(error: Exception) -> str | None:
     return f"{os.strerror(number)}{where}. {_REMEDIES[number]}."
 
 
+def _open_standard_streams() -> None:
+    """Open /dev/null in place of closed standard streams. Otherwise a file of the command would get their numbers."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the smallest free number
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def _refuse(sentence: str) -> NoReturn:
+    with suppress(OSError):  # a log on a full disk; the exit code remains
+        print(f"error: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit the process with its code."""
     os.environ.setdefault(*WAIT_POLICY)
+    _open_standard_streams()
     try:
         with leave_on_signals():
             if isinstance(sys.stdout, io.TextIOWrapper):  # escapes what its encoding lacks, as stderr does
@@ -156,8 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
             build_app()(args=None if arguments is None else list(arguments), prog_name="lookahead")
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
@@ -165,6 +179,5 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             sys.exit(code)
         if (sentence := refusal(error)) is None:
             raise
-        print(f"error: {sentence}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(sentence)
     sys.exit(0)

@@ -55,9 +55,9 @@ class _Group(TyperGroup):
         try:
             result = super().invoke(ctx)
         except typer.Exit:
-            _flush()
+            sys.stdout.flush()
             raise
-        _flush()
+        sys.stdout.flush()  # reports a reader that has ended now; at its end Python would print an error
         return result
 
     def main(self, *arguments: Any, **options: Any) -> Any:
@@ -75,12 +75,6 @@ class _Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_flag_types(super().get_params(ctx))
-
-
-def _flush() -> None:
-    """Report a reader that has ended now. At its end Python would print an error."""
-    if sys.stdout:
-        sys.stdout.flush()
 
 
 def _without_flag_types(parameters: list[Any]) -> list[Any]:

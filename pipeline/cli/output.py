@@ -37,11 +37,9 @@ def _raise(console: Console) -> None:
 # rich would exit with code 1. It does so in all consoles, of which typer makes its own for help texts.
 Console.on_broken_pipe = _raise  # type: ignore[assignment]
 
-# Without a terminal, tables are as wide as their content instead of 80 columns. A closed stdout is None.
+# Without a terminal, tables are as wide as their content instead of 80 columns.
 # Emoji codes are off: paths and outputs of models may contain texts such as ":car:".
-console = Console(
-    highlight=False, soft_wrap=True, emoji=False, width=None if sys.stdout and sys.stdout.isatty() else 160
-)
+console = Console(highlight=False, soft_wrap=True, emoji=False, width=None if sys.stdout.isatty() else 160)
 notes = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
@@ -69,8 +67,13 @@ def write(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a note, which is not part of the result."""
-    notes.print(text, markup=False, style="dim")
+    """Print a note, which is not part of the result. A stderr that takes nothing does not end the command, such as a
+    server's log on a full disk. If the reader of stdout has ended too, as in `2>&1 | head`, the command ends."""
+    try:
+        notes.print(text, markup=False, style="dim")
+    except OSError:
+        if has_lost_reader():
+            raise
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:

@@ -16,6 +16,7 @@ import typer
 from safetensors import SafetensorError
 
 from pipeline import cli
+from pipeline.cli import output
 from pipeline.cli.app import PANELS, PLUGINS, build_app
 from pipeline.config.folders import folders
 from pipeline.errors import ConfigError
@@ -155,14 +156,69 @@ def test_our_bug_keeps_its_trace_and_so_does_a_missing_file(error: Exception, mo
         cli.main([])
 
 
-@pytest.mark.parametrize(("output", "code"), [(">/dev/full", 2), (">&-", 0)])
-def test_a_stdout_that_takes_nothing_is_no_trace(output: str, code: int) -> None:
-    command = f"'{sys.executable}' -m pipeline profiles {output}"
-    done = subprocess.run(
-        ["sh", "-c", command], cwd=folders({}).home, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S
+def in_shell(command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line of `lookahead` with the redirections of a shell."""
+    return subprocess.run(
+        ["sh", "-c", f"'{sys.executable}' -m pipeline {command}"],
+        cwd=folders({}).home,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "error"),
+    [
+        ("profiles >/dev/full", 2, "No space left on device"),
+        ("profiles >&-", 0, ""),
+        ("generate <&- --url localhost:1", 2, "error: localhost:1 cannot be reached"),
+    ],
+)
+def test_a_stdout_or_stdin_that_is_closed_or_full_is_no_trace(command: str, code: int, error: str) -> None:
+    done = in_shell(command)
     assert done.returncode == code
+    assert error in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
+def test_a_stderr_that_takes_nothing_changes_no_result_and_no_exit_code(stderr: str) -> None:
+    listed, refused = in_shell(f"profiles {stderr}"), in_shell(f"engine --model nope {stderr}")
+    assert (listed.returncode, refused.returncode, refused.stdout) == (0, 2, "")
+    assert "balanced" in listed.stdout
+
+
+WRITES = """
+import sys, types
+from pipeline import cli
+
+def write(**options):
+    from pipeline.cli import output
+    output.write("text")
+
+sys.modules["pipeline.cli.app"] = types.SimpleNamespace(build_app=lambda: write)
+cli.main()
+"""
+
+
+def test_a_text_for_a_closed_stdout_is_no_trace() -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, WRITES], stderr=subprocess.PIPE, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_note_without_a_reader_ends_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        output.note("loading")
+        monkeypatch.undo()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, writer)  # for what the file has buffered
+        os.close(null)
 
 
 def test_a_missing_home_folder_is_reported() -> None:
