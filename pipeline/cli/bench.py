@@ -134,9 +134,11 @@ def bench(
             step(f"{record.id} {record.strategy}")
 
         results = run_bench(artifact, rows, plan, options, on_record, output.note)
-    if json_path is not None:
-        save_json(json_path, results)
-    show_results(results)
+    try:
+        if json_path is not None:
+            save_json(json_path, results)
+    finally:
+        show_results(results)  # also if the file cannot be written, such as on a full disk
 
 
 def _bench_schemas(
@@ -156,10 +158,12 @@ def _bench_schemas(
     options = replace(options, end_ids=opened.end_ids)
     with output.steps("measuring", options.repeats * 2 * len(chosen) * len(rows)) as step:
         records = measure_schemas(opened, rows, chosen, options, lambda record: step(f"{record.id} {record.strategy}"))
-    if json_path is not None:
-        save_rows(json_path, [record.model_dump() for record in records])
-    output.records(summary_table(records))
-    output.say(verdict(records))
+    try:
+        if json_path is not None:
+            save_rows(json_path, [record.model_dump() for record in records])
+    finally:
+        output.records(summary_table(records))
+        output.say(verdict(records))
     if not is_sound(records, epsilon_of(artifact)):
         raise typer.Exit(1)
 

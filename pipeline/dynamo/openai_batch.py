@@ -52,8 +52,8 @@ class BatchRequest(NamedTuple):
 
 
 def read_batch(path: Path) -> list[BatchRequest]:
-    """Read the requests of a batch file. Raises UserError if the file cannot be read or a line is not a valid request;
-    the message holds the line number."""
+    """Read the requests of a batch file. Raises UserError if the file cannot be read or is empty, or a line is not a
+    valid request; the message holds the line number."""
     requests: list[BatchRequest] = []
     seen: set[str] = set()
     with reading(path), path.open(encoding="utf-8") as file:
@@ -63,6 +63,8 @@ def read_batch(path: Path) -> list[BatchRequest]:
                 raise RequestError(f"{where}: custom_id {request.custom_id!r} occurs twice; give each its own.")
             seen.add(request.custom_id)
             requests.append(request)
+    if not requests:
+        raise RequestError(f"{path} has no requests; write one per line.")
     return requests
 
 

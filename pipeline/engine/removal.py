@@ -17,11 +17,15 @@ from pipeline.files import try_lock
 
 def removable(folders: Folders, model: str | None, cache: bool) -> list[Path]:
     """Artifacts, plans and leftovers below the engines folder; with `cache` the download folders too. Raises BuildError
-    if there are no engines of the model."""
-    paths = [folders.engines / model] if model is not None else sorted(folders.engines.glob("*"))
-    if model is not None and not paths[0].is_dir():
-        raise BuildError(f"There are no engines of '{model}' in {folders.engines}.")
-    found = [path for folder in paths for path in sorted(folder.glob("*")) if _is_removable(path)]
+    if there are no engines of the model, OSError for a folder that cannot be read."""
+    if model is not None:
+        paths = [folders.engines / model]
+        if not paths[0].is_dir():
+            raise BuildError(f"There are no engines of '{model}' in {folders.engines}.")
+    else:
+        paths = sorted(folders.engines.iterdir()) if folders.engines.exists() else []
+    # `glob` takes a folder that cannot be read for an empty one.
+    found = [path for folder in paths if folder.is_dir() for path in sorted(folder.iterdir()) if _is_removable(path)]
     if cache:
         found += [path for name in ("wheels", "random", "kernels") if (path := folders.cache / name).is_dir()]
     return found

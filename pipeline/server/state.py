@@ -123,7 +123,8 @@ def replica_dir(run_dir: Path, number: int) -> Path:
 
 def find_replicas(run_dir: Path) -> dict[int, ServerState]:
     """States of the running Triton servers by their numbers, in order."""
-    numbers = sorted([1, *(int(folder.name.removeprefix("replica-")) for folder in run_dir.glob("replica-*"))])
+    names = (folder.name.removeprefix("replica-") for folder in run_dir.glob("replica-*"))
+    numbers = sorted([1, *(int(name) for name in names if name.isdecimal())])  # users may copy folders
     states = {number: find_own(replica_dir(run_dir, number)) for number in numbers}
     return {number: state for number, state in states.items() if state is not None}
 

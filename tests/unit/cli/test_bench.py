@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,23 @@ def test_what_the_engine_cannot_change_is_refused_before_it_is_built(
     assert exit_code("bench", *WORDS, option) == 2
     assert expected in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_results_that_cannot_be_saved_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def save(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "")
+
+    monkeypatch.setattr("pipeline.cli.options.built_artifact", lambda resolved: None)
+    monkeypatch.setattr("pipeline.bench.bench.run_bench", lambda *arguments: "the figures")
+    monkeypatch.setattr("pipeline.bench.report.results.save_json", save)
+    monkeypatch.setattr("pipeline.cli.bench.show_results", print)
+
+    assert exit_code("bench", *WORDS, "--json=/dev/full") == 2
+    printed = capsys.readouterr()
+    assert printed.out == "the figures\n"
+    assert "No space left on device" in printed.err
 
 
 @pytest.mark.parametrize("command", ["bench", "verify"])

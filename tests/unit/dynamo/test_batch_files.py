@@ -20,6 +20,15 @@ def test_separators_of_lines_in_a_text_end_no_line(url, tmp_path):
     assert [request.body for request in read_batch(path)] == [body]
 
 
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_file_without_requests_is_refused(content, tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text(content)
+
+    with pytest.raises(UserError, match=f"{path} has no requests"):
+        read_batch(path)
+
+
 @pytest.mark.parametrize("content", [None, b'{"custom_id": "\xff"}'])
 def test_a_file_that_cannot_be_read_is_named(content, tmp_path):
     path = tmp_path / "in.jsonl"

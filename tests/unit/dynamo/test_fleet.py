@@ -21,7 +21,7 @@ from pipeline.dynamo.spec import DYNAMO_NAMESPACE, RPC_HOST, TRITON_KEYS, Member
 from pipeline.errors import ConfigError, ServerError
 from pipeline.server.discovery import ETCD_ENDPOINTS, ETCD_LEASE_TTL, FILE_KV
 from pipeline.server.service import Service
-from pipeline.server.state import replica_dir
+from pipeline.server.state import find_replicas, replica_dir
 from tests.server_states import STATE, state_of
 from tests.unit.dynamo.requests import FLEET, SPEC
 
@@ -222,3 +222,8 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
 
 def test_the_first_replica_has_the_run_folder_itself():
     assert [replica_dir(Path("/run"), number).name for number in (1, 2, 3)] == ["run", "replica-2", "replica-3"]
+
+
+def test_a_copy_of_a_replicas_folder_is_no_replica(tmp_path: Path):
+    (tmp_path / "replica-old").mkdir()
+    assert find_replicas(tmp_path) == {}

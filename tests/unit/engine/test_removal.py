@@ -24,6 +24,14 @@ def test_clean_finds_engines_and_leftovers_only(built: Path, where: Folders) -> 
     assert {path.name for path in built.parent.iterdir()} == {"notes"}
 
 
+def test_an_engines_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    folders = Folders(tmp_path, tmp_path / "engines", tmp_path)
+    assert removable(folders, None, cache=False) == []
+    folders.engines.touch()  # no folder, because root may read every folder
+    with pytest.raises(NotADirectoryError):
+        removable(folders, None, cache=False)
+
+
 def test_clean_leaves_what_is_served_or_being_built(built: Path, where: Folders) -> None:
     folders = removable(where, None, cache=True)
     require_unused(where, folders, None)
