@@ -52,11 +52,13 @@ class StepOutcome(NamedTuple):
 class GenerationStatistics:
     """Counts and times of one request. The prefill counts as a step, because it yields the first token.
 
-    accepted_by_source: accepted draft tokens by the source with the highest estimate. num_forced_tokens: tokens that
-    the grammar forced without a pass. mask_seconds: time of the grammar's masks, mostly in parallel to the target's
-    passes. guide_seconds: time of cutting and extending drafts by the grammar."""
+    num_drafted_steps: steps with at least one draft token. accepted_by_source: accepted draft tokens by the source with
+    the highest estimate. num_forced_tokens: tokens that the grammar forced without a pass. mask_seconds: time of the
+    grammar's masks, mostly in parallel to the target's passes. guide_seconds: time of cutting and extending drafts by
+    the grammar."""
 
     num_steps: int = 0
+    num_drafted_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_by_source: Counter[str] = field(default_factory=Counter)
@@ -266,6 +268,7 @@ class Session:
             statistics.time_to_first_token_s = time.perf_counter() - self._started_at
         statistics.total_seconds = time.perf_counter() - self._started_at
         statistics.num_steps += outcome.num_steps
+        statistics.num_drafted_steps += len(tree) > 0
         statistics.num_draft_tokens += len(tree)
         accepted = outcome.nodes[:num_kept]
         statistics.num_accepted_tokens += len(accepted)

@@ -31,7 +31,7 @@ class DraftMetrics:
     def record(self, statistics: Mapping[str, Any]) -> None:
         """Add one request. statistics: output `statistics` of `lookahead_bls`."""
         lengths = [length - 1 for length in statistics["acceptance_lengths"] if length > 1]
-        self._drafts.inc(len(statistics["acceptance_lengths"]) if statistics["num_draft_tokens"] else 0)
+        self._drafts.inc(statistics["num_drafted_steps"])
         self._draft_tokens.inc(statistics["num_draft_tokens"])
         self._accepted.inc(statistics["num_accepted_tokens"])
         for position, counter in enumerate(self._positions):

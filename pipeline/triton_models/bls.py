@@ -241,6 +241,7 @@ def _statistics(generation: Generation) -> dict[str, object]:
         "finish_reason": generation.finish_reason and generation.finish_reason.value,
         **({} if request.tokens_only else tokens),
         "num_steps": statistics.num_steps,
+        "num_drafted_steps": statistics.num_drafted_steps,
         "num_engine_calls": generation.num_calls,
         "num_draft_tokens": statistics.num_draft_tokens,
         "num_accepted_tokens": statistics.num_accepted_tokens,

@@ -15,12 +15,14 @@ from pipeline.decoding.session import outcome_of_tokens
 from pipeline.decoding.tree import DraftTree
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import BusyError
-from pipeline.triton_models.tensors import Tensors, integer, text
+from pipeline.triton_models.tensors import Tensors, integer, text, token_ids
 
 
 class DraftCounts(NamedTuple):
-    """Draft tokens in the target's count, which includes drafts of its own."""
+    """Draft tokens in the target's count, which includes drafts of its own. steps: passes with drafts; the highest
+    possible number if only the total of several passes is known."""
 
+    steps: int
     drafted: int
     accepted: int
 
@@ -28,20 +30,24 @@ class DraftCounts(NamedTuple):
 def counts_of(response: Tensors) -> DraftCounts | None:
     """Draft counts of a response; None if it has none."""
     drafted = integer(response, "total_draft_tokens")
-    return None if drafted is None else DraftCounts(drafted, integer(response, "total_accepted_draft_tokens") or 0)
+    if drafted is None:
+        return None
+    accepted = integer(response, "total_accepted_draft_tokens") or 0
+    num_steps = num_steps_of(token_ids(response, "output_ids").tolist(), response, accepted)
+    return DraftCounts(min(drafted, num_steps), drafted, accepted)
 
 
 def total(before: DraftCounts | None, counts: DraftCounts | None) -> DraftCounts | None:
     """Sum of two counts; None counts as zero, and the sum of two None is None."""
     if before is None or counts is None:
         return counts if before is None else before
-    return DraftCounts(before.drafted + counts.drafted, before.accepted + counts.accepted)
+    return DraftCounts(*(sum(both) for both in zip(before, counts, strict=True)))
 
 
-def num_steps_of(ids: Sequence[int], response: Tensors, counts: DraftCounts | None) -> int:
+def num_steps_of(ids: Sequence[int], response: Tensors, num_accepted: int) -> int:
     """Number of passes of a call without a tree: the response's figure, else the tokens minus the engine's own accepted
     drafts, at least 1."""
-    return integer(response, "num_steps") or max(1, len(ids) - (0 if counts is None else counts.accepted))
+    return integer(response, "num_steps") or max(1, len(ids) - num_accepted)
 
 
 def ended_by_end_token(traits: TargetTraits, tree: DraftTree, ids: Sequence[int], response: Tensors) -> bool:

@@ -95,7 +95,8 @@ class Generation:
     def statistics(self) -> GenerationStatistics:
         statistics = self.session.statistics
         if self._counts is not None:
-            statistics.num_draft_tokens, statistics.num_accepted_tokens = self._counts
+            steps, statistics.num_draft_tokens, statistics.num_accepted_tokens = self._counts
+            statistics.num_drafted_steps = steps
         return statistics
 
     async def run(self) -> AsyncGenerator[PartialOutput, None]:
@@ -167,7 +168,7 @@ class Generation:
         if ended_by_end_token(traits, step.tree, ids, response):
             ids += self._end_token()
         counts = counts_of(response)
-        num_steps = num_steps_of(ids, response, counts)
+        num_steps = num_steps_of(ids, response, 0 if counts is None else counts.accepted)
         part = self._take(step.tree, ids, num_steps) if ids else PartialOutput("", [])
         self._counts = total(self._counts, counts)
         if self.finish_reason is not None:

@@ -112,6 +112,7 @@ def test_outputs_end_at_the_same_token_however_many_come_at_once(
     last = min(len(sent[-1]) - 1, session.statistics.acceptance_lengths[-1])
     assert session.statistics.num_accepted_tokens == sum(len(tokens) - 1 for tokens in sent[:-1]) + last
     assert session.statistics.num_draft_tokens == sum(num for _, num, _, _ in recorder.reported)
+    assert session.statistics.num_drafted_steps == sum(num > 0 for _, num, _, _ in recorder.reported)
     assert recorder.num_stops == 1
 
 

@@ -10,12 +10,13 @@ from pipeline.dynamo.metrics import DraftMetrics, speculative_decoding
 def test_counts_add_up_by_position():
     metrics = DraftMetrics("m")
 
-    metrics.record({"acceptance_lengths": [1, 3, 2], "num_draft_tokens": 9, "num_accepted_tokens": 3})
-    metrics.record({"acceptance_lengths": [1, 1], "num_draft_tokens": 0, "num_accepted_tokens": 0})
+    counts = {"num_drafted_steps": 2, "num_draft_tokens": 9, "num_accepted_tokens": 3}
+    metrics.record({"acceptance_lengths": [1, 3, 2], **counts})
+    metrics.record({"acceptance_lengths": [1, 1], **dict.fromkeys(counts, 0)})
 
     text = generate_latest(metrics.registry).decode()
     for line in (
-        'vllm:spec_decode_num_drafts_total{model_name="m"} 3.0',
+        'vllm:spec_decode_num_drafts_total{model_name="m"} 2.0',
         'vllm:spec_decode_num_draft_tokens_total{model_name="m"} 9.0',
         'vllm:spec_decode_num_accepted_tokens_total{model_name="m"} 3.0',
         'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="m",position="0"} 2.0',

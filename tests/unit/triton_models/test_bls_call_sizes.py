@@ -66,6 +66,7 @@ def test_a_call_takes_several_steps_where_calls_of_one_step_do_not_pay(
     assert statistics["num_steps"] > len(target.calls) if not pays else statistics["num_steps"] == len(target.calls)
     assert sum(statistics["acceptance_lengths"]) == 40
     assert len(statistics["acceptance_lengths"]) == statistics["num_steps"]
+    assert 0 < statistics["num_drafted_steps"] <= min(statistics["num_steps"], statistics["num_draft_tokens"])
     assert sum(row.accepted for row in bls.drafter.reliability.take()) > 10
 
 

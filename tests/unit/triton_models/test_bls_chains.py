@@ -233,8 +233,9 @@ def test_an_end_token_inside_a_chain_ends_the_output():
 
 
 def test_counts_are_the_targets_and_add_up_over_calls():
-    bls, _ = strict_bls("trie")
+    bls, targets = strict_bls("trie")
     run_in(bls, text_tensors("bcd", 40, strategy="trie", end_id=-1))
+    targets["trie"].calls.clear()
     asked = text_tensors("bcd", 40, strategy="trie", end_id=-1, return_statistics=True, return_perf_metrics=True)
     answers = run_in(bls, asked)
 
@@ -243,6 +244,8 @@ def test_counts_are_the_targets_and_add_up_over_calls():
     assert statistics["num_accepted_tokens"] > 0
     assert answers[-1].tensors["total_draft_tokens"].item() == statistics["num_draft_tokens"]
     assert statistics["num_steps"] + statistics["num_accepted_tokens"] == 40
+    drafted = sum("draft_input_ids" in call for call in targets["trie"].calls)
+    assert 0 < statistics["num_drafted_steps"] == drafted < statistics["num_steps"]
 
 
 def test_streamed_counts_are_those_of_the_whole_call():
