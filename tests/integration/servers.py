@@ -94,8 +94,9 @@ def settled_metrics(server: RunningServer, **more_than: float) -> dict[str, floa
 
 @contextmanager
 def suspended(server: RunningServer, model: str = TARGET_MODEL) -> Iterator[None]:
-    """No request of a model ends within a block, on however fast a machine. Keep it below a second: after that Triton
-    regards a process that takes no request as dead, and the server is started again."""
+    """No request of a model ends within a block, on however fast a machine. Keep it below a second for a model that is
+    called meanwhile: Triton then regards a process that takes no request as dead, and the server is started again. The
+    guard starts a server again after 30 s."""
     pids = [pid for pid, name in model_processes(server.state.server_id).items() if name == model]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)

@@ -39,7 +39,9 @@ MODEL = "tiny-random-llama"
 def fleet(shared_where: Folders, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     # With a parser the front end reports a lost worker in other words.
     parser = "model.tool_call_parser=hermes"
-    overrides = ("server.openai=true", "server.replicas=2", "drafting.planner=fixed", parser)
+    # The tests kill a server more often than a guard would start it again within ten minutes.
+    restarts = "server.max_restarts=20"
+    overrides = ("server.openai=true", "server.replicas=2", "drafting.planner=fixed", parser, restarts)
     fleet = start_fleet(prepared(shared_where, *overrides), shared_where, tmp_path_factory.mktemp("run"))
     try:
         yield fleet

@@ -11,7 +11,7 @@ import pytest
 from pipeline.config.resolution import resolve_config
 from pipeline.engine.build import build_engine
 from pipeline.errors import ServerError
-from pipeline.repository.names import ENSEMBLE
+from pipeline.repository.names import ENSEMBLE, FRONT_MODEL
 from pipeline.server.client import TextQuery, complete, stream_text
 from pipeline.server.metrics import read_metrics
 from pipeline.server.server import RunningServer
@@ -111,7 +111,7 @@ def test_a_tenants_limits_are_its_own(tenants, monkeypatch):
     streams = [stream_text(long, tenants.state.grpc_url, "grpc") for _ in range(2)]
     for chunks in streams:
         next(chunks)
-    with suspended(tenants):  # both still run
+    with suspended(tenants, FRONT_MODEL):  # both still run
         assert ask_as(tenants, ALICE).status_code == 429
     assert ask_as(tenants, BOB).status_code == 200
     for chunks in streams:

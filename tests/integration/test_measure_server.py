@@ -14,6 +14,7 @@ from pipeline.errors import ServerError
 from pipeline.server.run_folders import run_dir
 from pipeline.server.state import find_server
 from tests.integration.command import MODEL, lookahead
+from tests.patience import PATIENCE_S
 from tests.servers import FREE_PORTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.triton]
@@ -66,7 +67,7 @@ def test_bench_through_the_server_counts_as_in_process(url: str, tmp_path: Path)
 
 
 def test_load_counts_requests_and_no_errors() -> None:
-    arguments = ["--concurrency", 6, "--duration", 60, "--max-requests", 18, "--max-new-tokens", 8]
+    arguments = ["--concurrency", 6, "--duration", PATIENCE_S, "--max-requests", 18, "--max-new-tokens", 8]
     result = lookahead("load", *arguments, "--strategies", "none,trie,hybrid", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)

@@ -216,6 +216,7 @@ def test_workers_count_drafts_under_the_names_of_vllm(client, openai_fleet):
 
 def test_every_metric_of_the_dashboard_is_exposed(client, openai_fleet):
     chat(client)
+    settled_metrics(openai_fleet, requests_total=0)
     text = httpx.get(openai_fleet.state.metrics_url, trust_env=False, timeout=PATIENCE_S).text
     exposed = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
 
