@@ -147,11 +147,12 @@ def _kill_in_turn(fleet: Fleet, url: str, model: str, num_kills: int, report: Fa
 
 
 def _wait_until_whole(fleet: Fleet, url: str, model: str, num_models: Sequence[int]) -> None:
-    """Wait until every process serves. num_models: processes of models per server; a server that has lost one still
-    reports itself ready. Raises ServerError if one does not come back in time."""
+    """Wait until every process serves. num_models: processes of models per server, which are more if one was starting
+    again when they were counted; a server that has lost one still reports itself ready. Raises ServerError if one does
+    not come back in time."""
     deadline = time.monotonic() + _RETURN_TIMEOUT_S
     while not (
-        _num_models(fleet) == num_models
+        all(now >= before for now, before in zip(_num_models(fleet), num_models, strict=True))
         and all(is_ready(server.state) for server in fleet.servers)
         and all(service.service.is_ready() for service in fleet.services)
         and answers(model_url(url, model))

@@ -30,3 +30,17 @@ def test_a_server_that_does_not_come_back_is_named(monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(ServerError, match="Replica 1 has no process of a model to kill"):
         failover._found(CHOOSE)
+
+
+def test_a_fleet_is_whole_although_a_process_of_a_model_was_missing_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server was being started again when the processes were counted."""
+    monkeypatch.setattr(failover, "_RETURN_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(failover, "model_processes", lambda server_id: {7: "lookahead_bls", 8: "tensorrt_llm"})
+    monkeypatch.setattr(failover, "is_ready", lambda state: True)
+    monkeypatch.setattr(failover, "answers", lambda url: True)
+    server = SimpleNamespace(state=FLEET.servers[0].state, run_dir="/run")
+    fleet = SimpleNamespace(servers=[server], services=[], running=[])
+
+    failover._wait_until_whole(fleet, "http://127.0.0.1:1/v1", "m", [1])
+    with pytest.raises(ServerError, match="A killed process did not come back"):
+        failover._wait_until_whole(fleet, "http://127.0.0.1:1/v1", "m", [3])
