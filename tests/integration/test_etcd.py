@@ -21,11 +21,10 @@ from pipeline.dynamo.services import FRONT_END, WORKER
 from pipeline.errors import ServerError
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.discovery import ETCD_ENDPOINTS, FILE_KV
-from pipeline.server.metrics import read_metrics
 from pipeline.server.processes import marked_processes
 from pipeline.server.state import is_ready
 from tests.etcd import NO_ETCD, Etcd, etcd_path
-from tests.integration.servers import prepared
+from tests.integration.servers import metrics_of, prepared
 from tests.own_folders import own_folders
 from tests.patience import PATIENCE_S
 from tests.servers import processes_of as marked
@@ -33,7 +32,8 @@ from tests.servers import wait_for
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.skipif(etcd_path() is None, reason=NO_ETCD)]
 MODEL = "tiny-random-llama"
-SETTINGS = ("server.openai=true", "server.discovery=etcd", "drafting.planner=fixed")
+# The tests kill a server about as often as a guard would start it again within ten minutes.
+SETTINGS = ("server.openai=true", "server.discovery=etcd", "drafting.planner=fixed", "server.max_restarts=20")
 BODIES = [request_body(MODEL, PROMPTS[0], 80, kind) for kind in KINDS]
 
 
@@ -52,7 +52,7 @@ class Machines:
 
     def output_tokens(self) -> list[float]:
         """Tokens that each machine has put out so far."""
-        pages = (read_metrics(each.state.metrics_url) for each in (self.first, self.second))
+        pages = (metrics_of(each.state.metrics_url) for each in (self.first, self.second))
         return [page["lookahead_output_tokens_total"] for page in pages]
 
     @contextmanager

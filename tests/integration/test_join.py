@@ -18,12 +18,11 @@ from pipeline.dynamo.fleet_switch import switch_fleet
 from pipeline.dynamo.running_fleet import as_running
 from pipeline.errors import ServerError
 from pipeline.server.discovery import FILE_KV
-from pipeline.server.metrics import read_metrics
 from pipeline.server.run_folders import free_dir, serving_dir
 from pipeline.server.service import find_services
 from pipeline.server.startup import PreparedServer, prepare
 from pipeline.server.switch import resolve_other, running_served
-from tests.integration.servers import TORCH, prepared
+from tests.integration.servers import TORCH, metrics_of, prepared
 from tests.own_folders import own_folders
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for
@@ -56,7 +55,7 @@ class First:
 
 
 def output_tokens(fleet: Fleet) -> float:
-    return read_metrics(fleet.state.metrics_url)["lookahead_output_tokens_total"]
+    return metrics_of(fleet.state.metrics_url)["lookahead_output_tokens_total"]
 
 
 @contextmanager
