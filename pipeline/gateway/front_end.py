@@ -94,7 +94,9 @@ async def chunks_of(transport: Transport, request: FrontEndRequest) -> AsyncGene
     """Yield the chunks of the response, and events without JSON as they are. Sends the request again while the front
     end cannot reach a worker, and after its workers or the front end have died. Raises Refusal."""
     resumption, listed_until = Resumption(), anyio.current_time() + request.listed_s
-    num_absent, num_lost, has_worker, ready_until = 0, 0, False, math.inf
+    num_absent, num_lost, ready_until = 0, 0, math.inf
+    has_worker: bool | None = None
+    is_accepted = False
     while True:
         patient_until = listed_until + _PATIENCE_S
         try:
@@ -128,12 +130,15 @@ async def chunks_of(transport: Transport, request: FrontEndRequest) -> AsyncGene
             num_absent += 1
             if has_worker:
                 assert request.renderer is not None, "has_worker is false without a conversation"
-                if num_absent == 3 and (refusal := await refusal_of_prompt(transport, request.renderer, request.sent)):
-                    raise refusal from None
+                if not is_accepted:
+                    with suppress(Unreachable, TimeoutError):  # Triton is busy, and is asked again
+                        if refusal := await refusal_of_prompt(transport, request.renderer, request.sent):
+                            raise refusal from None
+                        is_accepted = True
                 # As long as a dead worker is listed, attempts may reach it, and those of a session reach no other.
-                if anyio.current_time() >= listed_until:
+                if is_accepted and anyio.current_time() >= listed_until:
                     raise Refusal(400, f"{_NO_REASON} {request.request_id}") from None
-            elif num_absent == 2:
+            elif has_worker is None and num_absent > 1:
                 has_worker = await _has_worker(transport, request)
         await anyio.sleep(_RETRY_PAUSE_S)
 
@@ -174,30 +179,32 @@ def _exception_of(refusal: Refusal, text: str) -> Refusal | _Lost:
     return _Lost(refusal) if any(words in text for words in _LOST_WORKER) else refusal
 
 
-async def _has_worker(transport: Transport, request: FrontEndRequest) -> bool:
-    """Whether the front end answers a plain prompt, where it fails on a conversation. False without a conversation."""
+async def _has_worker(transport: Transport, request: FrontEndRequest) -> bool | None:
+    """Whether the front end answers a plain prompt, where it fails on a conversation. False without a conversation,
+    None if the front end does not answer in time."""
     if request.renderer is None:
         return False
     body = {"model": request.sent["model"], "prompt": "a", "max_tokens": 1}
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
         async with transport(replace(request, path="/v1/completions", body=write_json(body))) as response:
             return response.status == 200
-    return False
+    return None
 
 
 async def refusal_of_prompt(transport: Transport, renderer: UpstreamRequest, sent: Json) -> Refusal | None:
     """Triton's refusal of the conversation or the prompt of a request to the front end, from a request for one token;
-    None if Triton accepts it. renderer, sent: see `FrontEndRequest`."""
+    None if Triton accepts it. Raises Unreachable or TimeoutError without an answer. renderer, sent: see
+    `FrontEndRequest`."""
     generate = {"max_tokens": 1, "namespace": read_annotations(sent["nvext"]["annotations"]).get(NAMESPACE, "")}
     prompt, messages = sent.get("prompt"), sent.get("messages")
     generate["text_input"] = prompt if isinstance(prompt, str) else ""
     if "prompt" not in sent and isinstance(messages, list):
         generate["messages"] = json.dumps([_with_text(message) for message in messages])
-    with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
+    with anyio.fail_after(_REASON_S):
         async with transport(replace(renderer, body=write_json(generate))) as response:
             if response.status == 400:
                 return refusal_of(400, text_of_body(await start_of(response.chunks)), renderer.request_id)
-    return None
+            return None
 
 
 def _with_text(message: Any) -> Any:

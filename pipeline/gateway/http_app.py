@@ -252,9 +252,10 @@ class HttpGateway:
             ]
             if len(body) > _BYTES_PER_TOKEN * max_seq_len:
                 longest = max(checked.requests, key=lambda each: len(write_json(each)))
-                refusal = await refusal_of_prompt(self._transport, renderer, longest)
-                if refusal is not None and refusal.code == TOO_LONG_CODE:
-                    raise refusal
+                with suppress(Unreachable, TimeoutError):  # the front end answers later
+                    refusal = await refusal_of_prompt(self._transport, renderer, longest)
+                    if refusal is not None and refusal.code == TOO_LONG_CODE:
+                        raise refusal
             head = checked.response_head
             output = ChoicesOutput(answer, checked) if head is None else ResponsesOutput(answer, head, checked)
             await forward_openai(self._transport, requests, request.receive, output, deployment.spec.max_open_requests)

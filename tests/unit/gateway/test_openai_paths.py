@@ -127,9 +127,11 @@ def test_a_prompt_that_is_much_too_long_does_not_reach_the_front_end(path, body,
     assert back.body == {"max_tokens": 1, "namespace": "", **asked}
 
 
-@pytest.mark.parametrize("status", [200, 400, 503])
+@pytest.mark.parametrize("status", [200, 400, 503, None])
 def test_a_long_prompt_that_triton_does_not_find_too_long_reaches_the_front_end(status):
     def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == GENERATE and status is None:
+            raise TimeoutError
         return json_answer(status, {"error": "another"}) if request.url.path == GENERATE else streamed(id="x")
 
     back = behind(answer)
@@ -196,6 +198,26 @@ def test_a_conversation_that_only_the_front_end_refuses_is_refused_with_the_plac
 
     assert (given.status_code, given.json()["error"]["type"]) == (400, "invalid_request_error")
     assert given.json()["error"]["message"].endswith(f"its log has the reason under {given.headers['x-request-id']}")
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_the_reason_is_asked_for_again_while_a_busy_server_does_not_answer_in_time(accepted):
+    """At its first two requests for one token each, the gateway would time out."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        if request.url.path in ("/v1/completions", GENERATE) and asked.count(request.url.path) < 3:
+            raise TimeoutError
+        if request.url.path == GENERATE and not accepted:
+            return json_answer(400, {"error": "roles must alternate"})
+        return plain_prompts_only(request)
+
+    asked: list[str] = []
+    given = send(behind(answer), "POST", "/v1/chat/completions", json={"model": "m", "messages": MESSAGES})
+
+    sentence = "cannot apply the chat template to these messages" if accepted else "roles must alternate"
+    assert (given.status_code, sentence in given.json()["error"]["message"]) == (400, True)
+    assert [asked.count(path) for path in ("/v1/completions", GENERATE)] == [3, 3]
 
 
 @pytest.mark.parametrize(("listed_s", "status"), [(60.0, 200), (0.0, 400)])
