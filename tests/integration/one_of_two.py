@@ -28,10 +28,11 @@ def spread_engine(folder: Path) -> TorchEngine:
     return TorchEngine(spread, LIMITS, num_shards=head_shards(spread.config, 2))
 
 
-def one_of_two(rank: int, port: int, folder: Path, results: Connection) -> None:
+def one_of_two(rank: int, meeting: Path, folder: Path, results: Connection) -> None:
+    """meeting: a file over which the processes find each other. Another program could take a port chosen here."""
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
-    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    distributed.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=2)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     for name in PLANNED:
         results.send((name, worst_difference(spread_engine(folder / name), tiny_model(name).float())))

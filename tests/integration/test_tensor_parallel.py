@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.server.ports import LOOPBACK, free_port
 from tests.integration.one_of_two import PLANNED, one_of_two
 from tests.patience import PATIENCE_S
 from tests.unit.engine.torch.test_architectures import tiny_model
@@ -17,11 +16,11 @@ from tests.unit.engine.torch.test_architectures import tiny_model
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     for name in PLANNED:
         tiny_model(name).float().save_pretrained(tmp_path / name)
-    port = free_port(LOOPBACK)
+    meeting = tmp_path / "meeting"
     context = multiprocessing.get_context("spawn")
     lines = [context.Pipe() for _ in range(2)]
     processes = [
-        context.Process(target=one_of_two, args=(rank, port, tmp_path, theirs), daemon=True)
+        context.Process(target=one_of_two, args=(rank, meeting, tmp_path, theirs), daemon=True)
         for rank, (_, theirs) in enumerate(lines)
     ]
     for process in processes:
