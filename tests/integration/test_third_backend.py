@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sysconfig
 from collections.abc import Iterator
@@ -40,7 +41,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     shutil.copy(SOURCE, folder)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lookup-backend\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[lookahead.backends]\nlookup = lookup_backend:BACKEND\n")
-    path = Path(sysconfig.get_path("purelib")) / "lookup_backend_test.pth"
+    # Two runs of this test may share the folder of packages.
+    path = Path(sysconfig.get_path("purelib")) / f"lookup_backend_test_{os.getpid()}.pth"
     path.write_text(f"{folder}\n")
     monkeypatch.syspath_prepend(str(folder))
     backend_points.cache_clear()
