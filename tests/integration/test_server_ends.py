@@ -64,9 +64,13 @@ def restarting(
     assert not left_over(server.state.server_id)
 
 
+def ready_state(folder: Path) -> ServerState:
+    """State of the server of a folder, once it answers: a busy one may not do so within the limit of `is_ready`."""
+    return wait_for(lambda: state if (state := find_server(folder)) is not None and is_ready(state) else None)
+
+
 def num_restarts(server: RunningServer) -> int:
-    state = find_server(server.run_dir)
-    return 0 if state is None or not is_ready(state) else state.restarts
+    return ready_state(server.run_dir).restarts
 
 
 def test_clients_get_an_error_when_the_engine_dies_and_the_server_restarts(restarting):
@@ -142,10 +146,7 @@ def foreground(where: Folders) -> Iterator[tuple[subprocess.Popen[str], ServerSt
     try:
         assert process.stdout is not None
         assert "ready: tiny-random-llama" in process.stdout.readline()
-        state = find_server(folder)
-        assert state is not None
-        assert is_ready(state)
-        yield process, state
+        yield process, ready_state(folder)
     finally:
         process.kill()
         stop_server(folder)
@@ -164,7 +165,7 @@ def test_the_command_takes_its_server_with_it(shared_where, how):
 
 def test_sigterm_lets_a_running_request_finish(shared_where):
     with foreground(shared_where) as (process, state):
-        chunks = stream_text(TextQuery(PROMPT, 3500, strategy="none", end_id=-1), state.grpc_url, "grpc")
+        chunks = stream_text(TextQuery(PROMPT, 1500, strategy="none", end_id=-1), state.grpc_url, "grpc")
         next(chunks)
         process.terminate()
         *_, last = chunks
