@@ -116,7 +116,8 @@ def test_a_client_that_leaves_ends_the_engines_request(strict):
         assert num_left < 30 * NUM_PLACES
         leave(strict, "lookahead", NUM_PLACES)
         num_left += NUM_PLACES
-        after = settled_metrics(strict, requests_total=before["lookahead_requests_total"] + num_left - 1)
+        counts = {name: before[f"lookahead_{name}"] + num_left - 1 for name in ("requests_total", "kv_sequences_total")}
+        after = settled_metrics(strict, **counts)
 
     assert after["lookahead_kv_sequences_total"] == before["lookahead_kv_sequences_total"] + num_left
 
