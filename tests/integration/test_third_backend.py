@@ -64,7 +64,7 @@ def test_a_table_is_served(installed: None, where: Folders, tmp_path: Path) -> N
         # A pass that never ends: the request fails at its time limit, and the server is started again.
         with pytest.raises(ServerError, match="did not answer in time"):
             ask(server, text_input=HANGS)
-        wait_for(lambda: (state := find_server(tmp_path / "run")) is not None and state.restarts == 1)
+        wait_for(lambda: (state := find_server(tmp_path / "run")) is not None and state.restarts > 0)
         wait_for(lambda: is_ready(server.state))
         assert ask(server, text_input="x", max_tokens=2).text == "yz"
         assert "_verify_one" in server.log_path.read_text()
