@@ -122,7 +122,8 @@ def stock(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[Sto
     if request.param == "grpc":
         stock = Stock(grpc, server.state.grpc_url)
     else:
-        stock = Stock(http, server.state.http_url.removeprefix("http://"))
+        patience = {"connection_timeout": PATIENCE_S, "network_timeout": PATIENCE_S}
+        stock = Stock(http, server.state.http_url.removeprefix("http://"), **patience)
     yield stock
     stock.client.close()
 

@@ -19,9 +19,9 @@ ONCE = ("ensemble", "tensorrt_llm_bls")
 class Stock:
     """One of the two client libraries, used as NVIDIA's scripts use it."""
 
-    def __init__(self, library: Any, url: str) -> None:
+    def __init__(self, library: Any, url: str, **options: float) -> None:
         self.library = library
-        self.client = library.InferenceServerClient(url)
+        self.client = library.InferenceServerClient(url, **options)
 
     def inputs(self, tensors: dict[str, np.ndarray]) -> list[Any]:
         inputs = []

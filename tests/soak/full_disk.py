@@ -15,7 +15,7 @@ from pipeline.dynamo.services import WORKER
 from pipeline.server.service import find_services
 from tests.integration.servers import prepared
 from tests.patience import PATIENCE_S
-from tests.servers import processes_of
+from tests.servers import processes_of, wait_for
 
 _PIECE = bytes(1024)
 
@@ -37,8 +37,13 @@ def main(folder: Path) -> None:
             if process.pid != worker.guard_pid:
                 process.kill()
         body = {"model": "tiny-random-llama", "prompt": "a", "max_tokens": 8}
-        answer = httpx.post(f"{openai_url(folder)}/completions", json=body, timeout=PATIENCE_S, trust_env=False)
-        print(answer.status_code)
+
+        def status() -> int | None:
+            """None while the worker starts again, which takes minutes on a busy machine."""
+            answer = httpx.post(f"{openai_url(folder)}/completions", json=body, timeout=PATIENCE_S, trust_env=False)
+            return None if answer.status_code == 503 else answer.status_code
+
+        print(wait_for(status))
     finally:
         fleet.stop()
 
