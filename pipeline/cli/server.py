@@ -144,7 +144,11 @@ def status(as_json: Json = False) -> None:
     serving = [*([state] if ready else []), *filter(is_ready, replicas.values())]
     # Behind a gateway, the first server's page has the metrics of all.
     pages = serving[:1] if state.gateway_id else serving
-    figures = read_figures([each.metrics_url for each in pages])
+    try:
+        figures = read_figures([each.metrics_url for each in pages])
+    except ServerError as error:  # a busy server, or one that starts again now
+        figures = {}
+        output.note(str(error))
     not_running, costs = find_ended(folder, state.replicas, bool(state.gateway_id)), _costs_of(state)
     if as_json:
         found = {

@@ -64,6 +64,17 @@ def test_status_names_what_has_ended_and_the_restarts_of_the_others(engines, cap
     assert (found["openai_url"], found["not_running"]) == (None, ["gateway"])
 
 
+def test_status_without_an_answer_of_the_metrics_has_the_rest(engines, capsys, monkeypatch):
+    monkeypatch.setattr("pipeline.server.state.is_ready", lambda state: True)
+    with guarded(engines / ".run", {}):
+        code, out, err = run(capsys, "status")
+        found = json.loads(run(capsys, "status", "--json")[1])
+
+    assert (code, "m (p)" in out) == (0, True)
+    assert "The metrics at http://127.0.0.1:3/metrics cannot be read" in err.replace("\n", " ")
+    assert (found["ready"], found["figures"]) == (True, {})
+
+
 def test_status_names_the_folder_of_another_users_server_whose_state_is_private(engines, tmp_path, monkeypatch, capsys):
     own = replace(folders(), engines=tmp_path / "own", shared_engines=engines)
     monkeypatch.setattr("pipeline.cli.server.folders", lambda: own)
