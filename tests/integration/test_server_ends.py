@@ -142,11 +142,20 @@ def test_an_engine_that_was_built_again_is_not_served_with_the_repository_of_the
     running.stop()
 
 
+# The command line, which lets running requests finish for as long as a busy machine needs.
+PATIENT = f"""
+from pipeline import cli
+from pipeline.server import server
+server.DRAIN_SECONDS = {PATIENCE_S}
+cli.main()
+"""
+
+
 @contextmanager
 def foreground(where: Folders) -> Iterator[tuple[subprocess.Popen[str], ServerState]]:
     """A process of `lookahead serve`, and the state of its server."""
     environment = os.environ | {"LOOKAHEAD_ENGINES": str(where.engines), "LOOKAHEAD_CACHE": str(where.cache)}
-    command = [sys.executable, "-m", "pipeline", "serve", "--model", "tiny-random-llama"]
+    command = [sys.executable, "-c", PATIENT, "serve", "--model", "tiny-random-llama"]
     command += [part for override in (*TORCH, "drafting.planner=fixed") for part in ("--set", override)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, env=environment, cwd=folders().home, **pipes, text=True)  # type: ignore[call-overload]
