@@ -29,7 +29,7 @@ from pipeline.server.discovery import FILE_KV, check_etcd, has_other_machines
 from pipeline.server.failure import transient_failure
 from pipeline.server.gateway import OPENAI, set_replicas
 from pipeline.server.ports import LOOPBACK, choose_ports
-from pipeline.server.server import ATTEMPTS, RunningServer, start_lock, stop_server
+from pipeline.server.server import ATTEMPTS, GATEWAY_LEAD_S, RunningServer, start_lock, stop_server
 from pipeline.server.service import (
     RunningService,
     find_service,
@@ -49,8 +49,6 @@ from pipeline.server.state import (
 )
 
 _POLL_S = 0.2
-# Time for the guard of a server to end after its gateway.
-_LEAD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ class Fleet:
                 if any(group and all(each in ended for each in group) for group in groups):
                     # The guard of the last server ends the gateway first, then itself.
                     last = [each for each in self.servers if running in gateway and each not in ended]
-                    return next((server for server in last if server.has_triton_ended(_LEAD_S)), running)
+                    return next((server for server in last if server.has_triton_ended(GATEWAY_LEAD_S)), running)
                 note(f"{running.name} ended and does not start again; the others still serve. Log: {running.log_path}")
             time.sleep(_POLL_S)
 
