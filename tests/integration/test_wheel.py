@@ -13,8 +13,10 @@ import pytest
 
 from pipeline.config.folders import CODE
 from pipeline.decoding.compile_cache import VARIABLE, cache_path
+from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow]
+# Eight commands, one after the other, take more than five minutes on a busy machine.
+pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE_S)]
 
 
 def build(kind: str, folder: Path) -> Path:
