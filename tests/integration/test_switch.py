@@ -57,9 +57,8 @@ def other_profile(where: Folders, folder: Path, profile: str) -> tuple[PreparedS
 def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "pipeline.server.server.DRAIN_SECONDS", PATIENCE_S
-    )  # a busy machine needs longer for 4500 tokens
+    # A busy machine needs longer for 4,500 tokens.
+    monkeypatch.setattr("pipeline.server.server.DRAIN_SECONDS", PATIENCE_S)
     where = own_folders(tmp_path)
     folder = tmp_path / "run"
     notes: list[str] = []
