@@ -24,10 +24,10 @@ from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.run import run
 from dynamo.common.utils.namespace import get_worker_namespace
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
-from tokenizers import Tokenizer
 
 from pipeline.dynamo.discovery_entries import DiscoveryEntries
 from pipeline.dynamo.metrics import PREFIX, DraftMetrics, speculative_decoding
+from pipeline.dynamo.output_text import CardTokenizer, OutputText
 from pipeline.dynamo.request_tensors import TokenRequest, has_tools, takes_engine_data, token_request
 from pipeline.dynamo.servers import TritonServers
 from pipeline.dynamo.spec import HAS_FRONT_END, MEMBERSHIP, TRITON_KEYS, WorkerSpec
@@ -57,7 +57,7 @@ class TritonEngine(LLMEngine):
         self._servers: TritonServers | None = None
         self._metrics = DraftMetrics(spec.model)
         self._running: dict[str, asyncio.Queue[Any]] = {}
-        self._tokenizer: Any = None
+        self._tokenizer: CardTokenizer | None = None
         self._keeping: asyncio.Task[None] | None = None
 
     @classmethod
@@ -77,6 +77,7 @@ class TritonEngine(LLMEngine):
         """Wait until a Triton server is ready. worker_id: Dynamo's id of this worker. Raises ServerError if none is
         ready within startup_timeout_s."""
         spec = self._spec
+        self._tokenizer = CardTokenizer.load(Path(spec.card_dir))
         keys = os.environ.get(TRITON_KEYS, "").split(",")
         own, *others = [TritonStream(url, key) for url, key in zip_longest(spec.triton_urls, keys, fillvalue="")]
         self._servers = TritonServers(own, others, spec.has_other_machines)
@@ -144,8 +145,12 @@ class TritonEngine(LLMEngine):
     async def _chunks(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
         """Yield the chunks of `generate`. Raises RequestError, BusyError, EngineError, or RuntimeError for a fault."""
         wanted = token_request(request, context.id(), self._spec)
+        assert self._tokenizer is not None, "call start before generate"
+        tokenizer = self._tokenizer.with_special() if wanted.keeps_special else self._tokenizer
+        text = OutputText(tokenizer, wanted.prompt_ids, wanted.resumed_ids, wanted.end_tokens)
         if not wanted.num_remaining_tokens:
-            yield {"token_ids": [], "index": 0, "finish_reason": "length"}
+            rest = "".join(text.push([], is_last=True))
+            yield {"token_ids": [], "index": 0, "text": rest, "finish_reason": "length"}
             return
         chunks: asyncio.Queue[Any] = asyncio.Queue()
         tasks = [asyncio.create_task(self._output(wanted, context, chunks))]
@@ -164,11 +169,12 @@ class TritonEngine(LLMEngine):
                 if item is _HEARTBEAT:
                     yield _HEARTBEAT
                     continue
-                if (length := wanted.num_before_stop(item.token_ids, num_sent)) is not None:
+                length = wanted.num_before_end(item.token_ids, num_sent)
+                if length is not None and (item.finish_reason is None or length < len(item.token_ids)):
                     item = item.cut(length)
                 num_sent += len(item.token_ids)
                 finished = item.finish_reason is not None
-                for chunk in self._dynamo_chunks(wanted, item, num_sent):
+                for chunk in self._dynamo_chunks(wanted, item, num_sent, text):
                     yield chunk
         finally:
             self._running.pop(context.id(), None)
@@ -217,23 +223,25 @@ class TritonEngine(LLMEngine):
         ]
 
     def _decode(self, token: int) -> str:
-        if self._tokenizer is None:
-            self._tokenizer = Tokenizer.from_file(str(Path(self._spec.card_dir, "tokenizer.json")))
-        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
-        return text
+        assert self._tokenizer is not None, "call start before generate"
+        return self._tokenizer.with_special().decode([token])
 
-    def _dynamo_chunks(self, wanted: TokenRequest, chunk: TokenChunk, num_sent: int) -> Iterator[dict[str, Any]]:
+    def _dynamo_chunks(
+        self, wanted: TokenRequest, chunk: TokenChunk, num_sent: int, text: OutputText
+    ) -> Iterator[dict[str, Any]]:
         """The chunks in Dynamo's format: one, or two if log probabilities come with an end token, which has none."""
-        made: dict[str, Any] = {"token_ids": chunk.token_ids, "index": 0}
+        ids, texts = chunk.token_ids, text.push(chunk.token_ids, is_last=chunk.finish_reason is not None)
+        made: dict[str, Any] = {"index": 0}
         if chunk.log_probs:
-            made["log_probs"] = list(chunk.log_probs)
+            num_scored = len(chunk.log_probs)
+            made |= {"log_probs": list(chunk.log_probs), "tokens": texts[:num_scored]}
             if chunk.top:
                 made["top_logprobs"] = [*map(self._alternatives, chunk.top)]
             # The front end would show an entry for each token of this chunk.
-            if ends := chunk.token_ids[len(chunk.log_probs) :]:
-                yield made | {"token_ids": chunk.token_ids[: len(chunk.log_probs)]}
-                made = {"token_ids": ends, "index": 0}
-        yield made | self._last_fields(wanted, chunk, num_sent)
+            if num_scored < len(ids):
+                yield made | {"token_ids": ids[:num_scored], "text": "".join(texts[:num_scored])}
+                made, ids, texts = {"index": 0}, ids[num_scored:], texts[num_scored:]
+        yield made | {"token_ids": ids, "text": "".join(texts)} | self._last_fields(wanted, chunk, num_sent)
 
     def _last_fields(self, wanted: TokenRequest, chunk: TokenChunk, num_sent: int) -> dict[str, Any]:
         """Fields of the last chunk of an output; none for the others."""

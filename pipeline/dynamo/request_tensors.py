@@ -53,8 +53,9 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 class TokenRequest:
     """A converted request. num_prompt_tokens: prompt without resumed tokens. num_resumed_tokens: output tokens at the
     end of input_ids, generated earlier. num_remaining_tokens: limit of tokens still to generate. stop_tokens: end the
-    output from min_tokens on, and are not part of it. has_prefix: whether the prompt begins with `prompt_prefix` of
-    the worker, which the front end does not count."""
+    output from min_tokens on, and are not part of it. end_tokens: those of the front end, which end the output as its
+    last token. keeps_special: whether the text has special tokens. has_prefix: whether the prompt begins with
+    `prompt_prefix` of the worker, which the front end does not count."""
 
     tensors: dict[str, Array]
     num_prompt_tokens: int
@@ -64,12 +65,28 @@ class TokenRequest:
     has_prefix: bool
     returns_statistics: bool
     stop_tokens: frozenset[int]
+    end_tokens: frozenset[int]
     min_tokens: int
+    keeps_special: bool
 
-    def num_before_stop(self, token_ids: Sequence[int], num_sent: int) -> int | None:
-        """Number of new tokens before the first stop token; None without one. num_sent: tokens since num_resumed."""
+    @property
+    def prompt_ids(self) -> Array:
+        return self.tensors["input_ids"][0, : self.num_prompt_tokens]
+
+    @property
+    def resumed_ids(self) -> Array:
+        return self.tensors["input_ids"][0, self.num_prompt_tokens :]
+
+    def num_before_end(self, token_ids: Sequence[int], num_sent: int) -> int | None:
+        """Number of new tokens before the first stop token, or up to the first end token; None without one. num_sent:
+        tokens since num_resumed."""
         first = max(0, self.min_tokens - self.num_resumed_tokens - num_sent)
-        return next((n for n in range(first, len(token_ids)) if token_ids[n] in self.stop_tokens), None)
+        for number in range(first, len(token_ids)):
+            if token_ids[number] in self.stop_tokens:
+                return number
+            if token_ids[number] in self.end_tokens:
+                return number + 1
+        return None
 
 
 def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec) -> TokenRequest:
@@ -132,7 +149,9 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         has_prefix=bool(prefix),
         returns_statistics=STATISTICS in options,
         stop_tokens=frozenset(list_option(options, STOP_TOKENS, TOKENS, "token ids")),
+        end_tokens=frozenset(stop.get("stop_token_ids_hidden") or ()),
         min_tokens=stop.get("min_tokens") or 0,
+        keeps_special=(request.get("output_options") or {}).get("skip_special_tokens") is False,
     )
 
 

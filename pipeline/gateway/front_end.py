@@ -49,12 +49,9 @@ _RETRY_PAUSE_S = 0.1
 _READY_PAUSE_S = 0.5
 # Path that the front end always answers.
 _LIVE = "/live"
-# Sentence if the front end goes on running and closes the connection, as Dynamo 1.4.2 does if its detokenizer panics.
-# The id of the request follows.
-_BROKEN = (
-    "the OpenAI front end could not turn the output into text, which happens if tokens of the prompt or the output are "
-    "not valid UTF-8; its log has the reason under"
-)
+# Sentence if the front end goes on running and closes the connection, as if it panics on a request. The id of the
+# request follows.
+_BROKEN = "the OpenAI front end broke off its response to this request; its log has the reason under"
 # Sentence if only the front end's template engine refuses a conversation. The id of the request follows.
 _NO_REASON = "the OpenAI front end cannot apply the chat template to these messages; its log has the reason under"
 # Time limit for the request that finds the reason of a refusal.

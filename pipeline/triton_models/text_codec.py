@@ -14,6 +14,7 @@ from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.engine.admission import require_tokens
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.heap import trim_heap
+from pipeline.triton_models.text_stream import is_byte_token
 
 # Tokens on each side of the end of a prompt that decide whether white space is between them.
 NUM_JOINED = 8
@@ -87,6 +88,10 @@ class TextCodec:
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether a token is a single byte of a tokenizer with byte fallback."""
+        return is_byte_token(self.tokenizer.convert_ids_to_tokens(token_id))
 
     def space_between(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> str:
         """The white space at the start of an output that `decode` drops without the prompt, as tokenizers of

@@ -12,8 +12,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-
-from pipeline.triton_models.text_codec import TextCodec
+from typing import Protocol
 
 # Number of earlier tokens that decide how the next ones are decoded.
 CONTEXT_TOKENS = 8
@@ -21,11 +20,27 @@ _REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
+def is_byte_token(token: object) -> bool:
+    """Whether a tokenizer's name of a token is that of a single byte."""
+    return isinstance(token, str) and _BYTE_TOKEN.fullmatch(token) is not None
+
+
+class Decoder(Protocol):
+    """Tokenizer of a `TextStream`. special_ids: tokens that text omits. is_byte: see `is_byte_token`."""
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    def decode(self, token_ids: Sequence[int], /) -> str: ...
+
+    def is_byte(self, token_id: int, /) -> bool: ...
+
+
 class TextStream:
     """Text of one output, which ends before the first of stop_words. stopped: whether a stop word was found. As in
     vLLM, a stop word that is complete after the first min_tokens tokens or before is text."""
 
-    def __init__(self, codec: TextCodec, stop_words: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(self, codec: Decoder, stop_words: Sequence[str] = (), min_tokens: int = 0) -> None:
         self.stopped = False
         self._codec = codec
         self._stop_words = sorted(word for word in stop_words if word)
@@ -41,7 +56,12 @@ class TextStream:
     def resume(self, token_ids: Sequence[int]) -> None:
         """Continue an output that begins with these tokens, and whose text until there is not emitted again."""
         self._num_tokens = max(0, len(token_ids) - CONTEXT_TOKENS)
-        for token in token_ids[-CONTEXT_TOKENS:]:  # the last character may be incomplete
+        last = [token for token in token_ids[-CONTEXT_TOKENS:] if token not in self._codec.special_ids]
+        is_whole = last and not self._codec.is_byte(last[-1]) and not self._codec.decode(last).endswith(_REPLACEMENT)
+        if is_whole and not self._stop_words:  # the usual case of a worker, without decoding each token
+            self._ids, self._shown = last, len(last)
+            return
+        for token in last:  # the last character may be incomplete
             self.push(token)
 
     def push(self, token_id: int) -> str:
@@ -50,7 +70,7 @@ class TextStream:
         if self.stopped or token_id in self._codec.special_ids:
             return ""
         self._ids.append(token_id)
-        if self._in_byte_run():
+        if self._codec.is_byte(token_id):
             return ""
         new = self._decoded()
         if new.endswith(_REPLACEMENT):
@@ -62,15 +82,16 @@ class TextStream:
         """Whether some text is held back."""
         return bool(self._held) or self._shown < len(self._ids)
 
+    @property
+    def held(self) -> str:
+        """The text held back, as far as it is known."""
+        return self._held + self._decoded()
+
     def finish(self) -> str:
         """Return the text held back, after the last token."""
         text = self._show(self._decoded())
         rest, self._held = self._held, ""
         return text + rest
-
-    def _in_byte_run(self) -> bool:
-        token = self._codec.tokenizer.convert_ids_to_tokens(self._ids[-1])
-        return isinstance(token, str) and _BYTE_TOKEN.fullmatch(token) is not None
 
     def _decoded(self) -> str:
         """Text of the tokens that have not been decoded."""

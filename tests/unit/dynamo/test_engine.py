@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
 
+from pipeline.checkpoint.random import byte_tokenizer
 from pipeline.dynamo import engine
 from pipeline.dynamo.engine import TritonEngine
+from pipeline.dynamo.output_text import CardTokenizer
 from pipeline.dynamo.spec import HAS_FRONT_END, MEMBERSHIP, Membership
 from pipeline.dynamo.triton_stream import TokenChunk
 from pipeline.errors import BusyError, EngineError, RequestError, ServerError
@@ -21,6 +23,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.dynamo.requests import FLEET, SPEC, request
 from tests.unit.triton_stand_in import serving
 
+TOKENIZER = CardTokenizer(byte_tokenizer(512, 4096).backend_tokenizer)
 WITH_DATA = {"extra_args": {"nvext": {"extra_fields": ["engine_data"]}}}
 ERRORS = [(RequestError("why"), 400), (BusyError("busy: why"), 503), (RuntimeError("why"), 500), (KeyError("why"), 500)]
 
@@ -50,7 +53,7 @@ class Context:
 
 async def chunks_of(servers: Any, asked: dict[str, Any], **spec: Any) -> AsyncGenerator[Any, None]:
     worker = TritonEngine(SPEC.model_copy(update=spec))
-    worker._servers, worker._decode = servers, chr  # type: ignore[method-assign]
+    worker._servers, worker._tokenizer = servers, TOKENIZER
     async for chunk in worker.generate(asked, Context()):  # type: ignore[arg-type]
         yield chunk
 
@@ -135,7 +138,7 @@ def test_the_usage_counts_the_tokens_in_front_of_a_text():
 
     async def last_of(*annotations: str) -> Any:
         worker = TritonEngine(SPEC.model_copy(update={"prompt_prefix": (1,)}))
-        worker._servers = Whole()  # type: ignore[assignment]
+        worker._servers, worker._tokenizer = Whole(), TOKENIZER  # type: ignore[assignment]
         return [chunk async for chunk in worker.generate(request(None, None, None, *annotations), Context())][-1]  # type: ignore[arg-type]
 
     usage = asyncio.run(last_of("plain_text:true"))["completion_usage"]
@@ -189,12 +192,100 @@ def test_an_end_token_has_no_log_probability(top):
     assert not {"log_probs", "top_logprobs"} & set(end)
 
 
-async def test_a_worker_lists_its_lease_of_etcd_for_its_guard(tmp_path, monkeypatch):
+def ids_of(text: str) -> list[int]:
+    ids: list[int] = byte_tokenizer(512, 4096).encode(text, add_special_tokens=False)
+    return ids
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(chunk["text"] for chunk in chunks)
+
+
+@pytest.mark.parametrize("num_missing", [1, 2, 3])
+def test_an_output_that_ends_within_a_character_ends_with_a_replacement_character(num_missing):
+    """Dynamo's front end, which gets a text from the worker, would drop it."""
+    ids = ids_of("a\U0001f618")[:-num_missing]
+
+    *_, last = found = answered(
+        Servers([*(TokenChunk([token]) for token in ids[:-1]), TokenChunk(ids[-1:], "length")]), request()
+    )
+
+    assert text_of(found) == "a\ufffd"
+    assert last["text"] == "\ufffd"
+
+
+@pytest.mark.parametrize("num_missing", [1, 2, 3])
+def test_an_output_completes_a_character_of_the_prompt(num_missing):
+    """Dynamo's own detokenizer panics."""
+    ids = ids_of("\U0001f618 a")
+    place = len(ids_of("\U0001f618")) - num_missing
+
+    found = answered(Servers([TokenChunk(ids[place:], "length")]), request(ids[:place]))
+
+    assert text_of(found) == "\U0001f618 a"
+
+
+def test_the_text_of_a_prompt_is_not_text_of_the_output():
+    """A replacement character in a prompt looks like an incomplete character."""
+    found = answered(Servers([TokenChunk(ids_of(" a"), "length")]), request(ids_of("x\ufffd")))
+
+    assert text_of(found) == " a"
+
+
+@pytest.mark.parametrize("num_sent", [1, 2, 3])
+def test_the_text_of_a_request_that_moved_within_a_character_continues(num_sent):
+    prompt, output = ids_of("x"), ids_of("\U0001f618")
+    asked = request([*prompt, *output[:num_sent]], {"max_tokens": 10 - num_sent}, None, "max_tokens:10")
+
+    assert text_of(answered(Servers([TokenChunk(output[num_sent:], "length")]), asked)) == "\U0001f618"
+    done = request([*prompt, *output[:num_sent]], {"max_tokens": 0}, None, f"max_tokens:{num_sent}")
+    assert text_of(answered(Servers([]), done)) == "\ufffd"
+
+
+def test_log_probabilities_have_the_text_that_each_token_completes():
+    ids = ids_of("a\U0001f618")
+    log_probs = tuple(-1.0 for _ in ids)
+
+    (chunk,) = answered(Servers([TokenChunk(ids, "length", {}, log_probs)]), request(output_options={"logprobs": 0}))
+
+    assert chunk["text"] == "a\U0001f618"
+    assert chunk["tokens"] == ["a", "", "", "", "\U0001f618"]
+
+
+def test_a_text_has_special_tokens_only_if_the_request_asks_for_them():
+    (end,) = byte_tokenizer(512, 4096).convert_tokens_to_ids(["<|eos|>"])
+    servers, ignoring = Servers([TokenChunk([*ids_of("a"), end, *ids_of("b")], "length")]), {"ignore_eos": True}
+
+    assert text_of(answered(servers, request(stop=ignoring))) == "ab"
+    asked = request(stop=ignoring, output_options={"skip_special_tokens": False})
+    assert text_of(answered(servers, asked)) == "a<|eos|>b"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_end_token_of_the_front_end_ends_the_output_without_a_text(kept):
+    (b,) = ids_of("b")
+    asked = request(stop={"stop_token_ids_hidden": [b]}, output_options={"skip_special_tokens": not kept})
+
+    found = answered(Servers([TokenChunk([*ids_of("a"), b, *ids_of("c")]), TokenChunk([7], "length")]), asked)
+
+    assert [(chunk["token_ids"], chunk["text"], chunk["finish_reason"]) for chunk in found] == [
+        ([*ids_of("a"), b], "a", "stop")
+    ]
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("card")
+    byte_tokenizer(512, 4096).save_pretrained(folder)
+    return str(folder)
+
+
+async def test_a_worker_lists_its_lease_of_etcd_for_its_guard(card, tmp_path, monkeypatch):
     monkeypatch.delenv(FILE_KV, raising=False)
     monkeypatch.setenv(ETCD_ENDPOINTS, "http://a:1,http://b:2")
 
     async with serving() as (_, url):
-        spec = {"triton_urls": (url,), "discovery": "etcd", "entries_path": str(tmp_path / "entries")}
+        spec = {"card_dir": card, "triton_urls": (url,), "discovery": "etcd", "entries_path": str(tmp_path / "entries")}
         worker = TritonEngine(SPEC.model_copy(update=spec))
         await worker.start(7)
         await worker.cleanup()
@@ -203,10 +294,10 @@ async def test_a_worker_lists_its_lease_of_etcd_for_its_guard(tmp_path, monkeypa
     )
 
 
-async def test_a_worker_publishes_its_membership(monkeypatch):
+async def test_a_worker_publishes_its_membership(card, monkeypatch):
     monkeypatch.delenv(FILE_KV, raising=False)
     async with serving() as (_, url):
-        worker = TritonEngine(SPEC.model_copy(update={"triton_urls": (url,)}))
+        worker = TritonEngine(SPEC.model_copy(update={"card_dir": card, "triton_urls": (url,)}))
         published = (await worker.start(1)).runtime_data
         await worker.cleanup()
 
@@ -214,11 +305,12 @@ async def test_a_worker_publishes_its_membership(monkeypatch):
     assert published[HAS_FRONT_END] is SPEC.has_front_end
 
 
-async def test_a_worker_starts_without_its_own_server_if_another_one_is_ready(monkeypatch):
+async def test_a_worker_starts_without_its_own_server_if_another_one_is_ready(card, monkeypatch):
     monkeypatch.delenv(FILE_KV, raising=False)
 
     async def start(*urls: str, timeout_s: float = PATIENCE_S) -> str | None:
-        worker = TritonEngine(SPEC.model_copy(update={"triton_urls": urls, "startup_timeout_s": timeout_s}))
+        spec = {"card_dir": card, "triton_urls": urls, "startup_timeout_s": timeout_s}
+        worker = TritonEngine(SPEC.model_copy(update=spec))
         try:
             return (await worker.start(1)).served_model_name
         finally:

@@ -91,7 +91,7 @@ def test_a_request_that_moved_counts_its_tokens_as_output():
     assert (sent["num_resumed_tokens"], sent["max_tokens"], sent["min_tokens"]) == ([2], [10], [4])
     assert sent["prompt_ignore_length"] == [3]
     assert (moved.num_prompt_tokens, moved.num_resumed_tokens, moved.num_remaining_tokens) == (3, 2, 8)
-    assert (moved.num_before_stop([3, 3, 3], 0), moved.num_before_stop([3, 3, 3], 1)) == (2, 1)
+    assert (moved.num_before_end([3, 3, 3], 0), moved.num_before_end([3, 3, 3], 1)) == (2, 1)
     longest = {"max_tokens": 998, "min_tokens": 97}
     assert read(request([5, 6, 7, 8, 9], longest, None, annotation("max_tokens", "1000"))).min_tokens == 97
 
