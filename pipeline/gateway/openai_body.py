@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pipeline.gateway.annotations import NAMESPACE, annotation
 from pipeline.gateway.bodies import Json, parse_json, write_json
 from pipeline.gateway.openai_fields import Endpoint, for_front_end
+from pipeline.gateway.openai_types import with_whole_numbers
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.responses_request import chat_request, response_head
 from pipeline.gateway.rewriting import Rewrite, alternatives, log_probs, move_figures, with_null_content, with_nulls
@@ -47,12 +48,12 @@ def checked_openai(
     """Check a request and set the tenant's namespace. A client chooses a namespace with the annotation "namespace:NAME"
     in `nvext.annotations`, or with `cache_salt`. tool_call_parser: see `for_front_end`. Raises Refusal or
     RequestError."""
-    return _checked(endpoint, parse_json(body), len(body), tenant, tool_call_parser)
+    return _checked(endpoint, with_whole_numbers(parse_json(body)), len(body), tenant, tool_call_parser)
 
 
 def checked_responses(body: bytes, tenant: Tenant, tool_call_parser: str | None = None) -> CheckedChoices:
     """As `checked_openai`, for the Responses API: a request is forwarded as one of the chat API."""
-    value = parse_json(body)
+    value = with_whole_numbers(parse_json(body))
     checked = _checked("chat", chat_request(value), len(body), tenant, tool_call_parser)
     return checked._replace(response_head=response_head(value))
 

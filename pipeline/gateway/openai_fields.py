@@ -14,7 +14,7 @@ tools, tool_choice, parallel_tool_calls    copied: they become a guide, so that 
 max_tokens, max_completion_tokens          copied: the worker counts the earlier tokens of a migrated request
 prompt                                     marked if it is a text: the front end adds no BOS token
 a tool_choice of allowed_tools             converted to the allowed tools and their mode: the front end refuses it
-a part of type refusal                     becomes a text: chat templates cannot read it
+a refusal in place of a content, or a part becomes a text: chat templates cannot read it
 stream_options without include_usage       completed: the front end requires it
 top_logprobs of 0                          removed: the front end would return no log probabilities at all
 nvext.greed_sampling                       becomes a temperature of 0: the front end drops the temperature, and the
@@ -155,7 +155,9 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 def _with_text_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """The message with its refusals as texts. message: one that `check_openai_types` accepts."""
-    parts = message.get("content")
+    parts, refusal = message.get("content"), message.get("refusal")
+    if parts is None and isinstance(refusal, str) and not message.get("tool_calls"):
+        return {name: value for name, value in message.items() if name != "refusal"} | {"content": refusal}
     if not isinstance(parts, list):
         return message
     texts = [{"type": "text", "text": part["refusal"]} if part["type"] == "refusal" else part for part in parts]

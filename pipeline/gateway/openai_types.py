@@ -56,6 +56,17 @@ _OF_ENDPOINT: dict[str, dict[str, _Expected]] = {
 # Types of further fields of a message.
 _OF_MESSAGE = {"name": (str, "a text"), "tool_call_id": (str, "a text"), "tool_calls": (list, "a list of calls")}
 
+# Fields of whole numbers, of all endpoints.
+_WHOLE = (*_LIMITS, *_COUNTS, "max_output_tokens", "n", "seed", "top_k", "logprobs", "num_draft_tokens")
+# A larger number is not exact as a float.
+_EXACT = 1 << 53
+
+
+def with_whole_numbers(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body with whole numbers in place of floats such as 8.0, which JSON does not distinguish."""
+    given = {name: body[name] for name in _WHOLE if type(body.get(name)) is float}
+    return {**body, **{name: int(number) for name, number in given.items() if number % 1 == 0 and abs(number) < _EXACT}}
+
 
 def check_openai_types(body: Mapping[str, Any], endpoint: Literal["chat", "completions"]) -> None:
     """Raise RequestError for a field of a wrong type. The front end reports missing ones."""

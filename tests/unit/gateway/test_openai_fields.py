@@ -202,6 +202,16 @@ def test_a_refusal_can_come_back_unless_tools_hide_it():
     ]
 
 
+def test_a_refusal_in_place_of_a_content_becomes_a_text():
+    """OpenAI's clients send the assistant's message back as it came."""
+    call = {"role": "assistant", "content": None, "refusal": "no", "tool_calls": [{}]}
+    messages = [{"role": "assistant", "content": None, "refusal": "no"}, call]
+
+    sent = for_front_end({"messages": messages}, "chat", None)["messages"]
+
+    assert sent == [{"role": "assistant", "content": "no"}, call]
+
+
 def test_parts_with_a_refusal_become_texts():
     parts = [{"type": "text", "text": "So:"}, {"type": "refusal", "refusal": "no"}]
     messages = [*BODY["messages"], {"role": "assistant", "content": parts}]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from pipeline.errors import RequestError
-from pipeline.gateway.openai_types import check_openai_types
+from pipeline.gateway.openai_types import check_openai_types, with_whole_numbers
 
 MESSAGE = {"role": "user", "content": "Hello"}
 PART = {"type": "text", "text": "Hello"}
@@ -98,3 +98,12 @@ def test_log_probabilities_of_completions_are_a_number() -> None:
 )
 def test_other_fields_pass(body: dict[str, Any], endpoint: Literal["chat", "completions"]) -> None:
     check_openai_types(body, endpoint)
+
+
+def test_a_whole_number_may_be_written_as_a_float() -> None:
+    """JSON has one type of numbers. OpenAI's own server and vLLM take 8.0 for 8."""
+    sent = {"max_tokens": 8.0, "n": 2.0, "seed": -7.0, "temperature": 1.0, "top_k": 1.5, "top_logprobs": 1e300}
+    found = with_whole_numbers(sent)
+
+    assert found == sent
+    assert [type(value) for value in found.values()] == [int, int, int, float, float, float]
