@@ -18,6 +18,7 @@ from pipeline.gateway.openai_body import CheckedChoices
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import JSON, ResponseWriter
 from pipeline.gateway.responses_output import ResponsesOutput
+from pipeline.gateway.rewriting import with_end_apart
 from pipeline.gateway.upstream import Transport
 
 _EXTENSION = "nvext"
@@ -94,7 +95,8 @@ class ChoicesOutput:
             # The front end sends the rest of a cut tool call after it; clients expect the usage last.
             self._usages[number] = chunk
         else:
-            await self._send(event_of(chunk))
+            for each in with_end_apart(chunk):
+                await self._send(event_of(each))
 
     async def finish(self) -> None:
         """End the response after the end of all choices."""

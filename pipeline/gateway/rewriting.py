@@ -36,6 +36,22 @@ def with_null_content(chunk: Json) -> Json:
     return chunk
 
 
+def with_end_apart(chunk: Json) -> list[Json]:
+    """The chunk of a stream, or two if it has tool calls and their finish reason: OpenAI's client reports a call as
+    done when the finish reason comes in a later chunk, as OpenAI sends it."""
+    choices = chunk.get("choices") or []
+    ends = [
+        {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"], "logprobs": None}
+        for choice in choices
+        if choice.get("finish_reason") and (choice.get("delta") or {}).get("tool_calls")
+    ]
+    if not ends:
+        return [chunk]
+    indices = {end["index"] for end in ends}
+    calls = [choice | {"finish_reason": None} if choice["index"] in indices else choice for choice in choices]
+    return [chunk | {"choices": calls}, chunk | {"choices": ends}]
+
+
 def log_probs() -> Rewrite:
     """Rewrite of one response of the completions API: converts the alternatives from lists to objects from token to log
     probability, and adds `text_offset`, the position of each token in the text. Without alternatives (`logprobs`: 0)

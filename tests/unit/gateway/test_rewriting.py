@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.gateway.openai_body import checked_openai
-from pipeline.gateway.rewriting import alternatives, log_probs, move_figures
+from pipeline.gateway.rewriting import alternatives, log_probs, move_figures, with_end_apart
 from pipeline.gateway.tenants import Tenant
 
 FIGURES = {"num_spec_steps": 2}
@@ -100,3 +100,18 @@ def test_a_chat_has_as_many_alternatives_as_were_asked_for(num_asked: int) -> No
     assert chunk["choices"][0]["logprobs"]["content"] == [
         {"token": "b", "logprob": -2.0, "top_logprobs": found[:num_asked]}
     ]
+
+
+def test_the_finish_reason_of_a_streamed_call_comes_in_a_chunk_of_its_own() -> None:
+    """OpenAI's client reports a call as done then. Dynamo sends both in one chunk."""
+    call = {"index": 1, "delta": {"tool_calls": [{"index": 0}]}, "logprobs": None}
+    text = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
+    end = {"index": 1, "delta": {}, "finish_reason": "tool_calls", "logprobs": None}
+    chunk = {"id": "x", "choices": [text, call | {"finish_reason": "tool_calls"}]}
+
+    assert with_end_apart(chunk) == [
+        {"id": "x", "choices": [text, call | {"finish_reason": None}]},
+        {"id": "x", "choices": [end]},
+    ]
+    for same in ({"choices": [text]}, {"choices": [call]}, {"choices": []}, {"usage": {}}):
+        assert with_end_apart(same) == [same]
