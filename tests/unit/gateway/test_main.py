@@ -171,6 +171,15 @@ def test_connections_to_the_grpc_port_leave_open_files_for_others(tmp_path: Path
         assert httpx.get(url, timeout=PATIENCE_S).status_code == 200
 
 
+# The gateway, which waits for answers to requests that run no model for longer than some seconds.
+PATIENT = f"""
+import sys
+from pipeline.gateway import __main__, grpc_app, http_app
+grpc_app._SHORT_S = http_app._SHORT_S = {PATIENCE_S}
+sys.exit(__main__.main())
+"""
+
+
 async def test_running_requests_finish_after_sigterm(tmp_path: Path):
     has_http, has_grpc, may_answer = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -198,7 +207,7 @@ async def test_running_requests_finish_after_sigterm(tmp_path: Path):
         )
         path = tmp_path / "gateway.json"
         path.write_text(spec.model_dump_json())
-        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "pipeline.gateway", str(path))
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", PATIENT, str(path))
         async with (
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{spec.http_port}", timeout=PATIENCE_S) as client,
             grpc.aio.insecure_channel(f"127.0.0.1:{spec.grpc_port}") as channel,
