@@ -141,7 +141,7 @@ def openai_fleet(shared_where: Folders, tmp_path_factory: pytest.TempPathFactory
         yield fleet
     finally:
         stopped = stop_fleet(folder)
-    assert stopped == fleet.state
+    assert stopped == fleet.state, stopped  # else why its guard has started it again
     assert stop_fleet(folder) is None
     assert not find_services(folder)
     assert not find_replicas(folder)
