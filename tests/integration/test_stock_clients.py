@@ -191,7 +191,7 @@ def test_every_response_of_a_stream_has_the_outputs_that_the_token_client_reques
     stock.client.async_stream_infer("tensorrt_llm_engine", stock.inputs(tensors), outputs=wanted, request_id="1")
     stock.client.stop_stream()
 
-    assert len(answers) > 4
+    assert len(answers) > 1  # how many depends on the drafts of earlier requests
     for answer in answers:
         assert {output.name for output in answer.get_response().outputs} == names
     assert sum(answer.as_numpy("sequence_length")[0][0] for answer in answers) == 16
