@@ -103,8 +103,9 @@ def refusal_in_event(event: bytes, request_id: str) -> Refusal | None:
 def refusal_in_chunk(chunk: Json, request_id: str) -> Refusal | None:
     """Refusal for an error of the front end or of a worker in a chunk; None if it holds none."""
     if (error := chunk.get("error")) is not None:
-        is_fault = isinstance(error, dict) and error.get("code") == 500
-        return refusal_of(500 if is_fault else 400, text_of_json(chunk), request_id)
+        code = error.get("code") if isinstance(error, dict) else None
+        status = code if isinstance(code, int) and 500 <= code < 600 else 400
+        return refusal_of(status, text_of_json(chunk), request_id)
     if any(choice.get("finish_reason") == FAULT for choice in chunk.get("choices") or []):
         return refusal_of(500, "a worker failed; its log has the reason", request_id)
     refusal = ((chunk.get("nvext") or {}).get(ENGINE_DATA) or {}).get(REFUSAL)

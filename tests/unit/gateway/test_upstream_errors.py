@@ -105,6 +105,8 @@ def test_a_refusal_of_a_worker_is_found_and_text_of_the_model_is_none(status, re
     ("chunk", "status"),
     [
         ({"error": {"message": "why", "code": 500}}, 500),
+        ({"error": {"message": "why", "code": 503}}, 503),
+        ({"error": {"message": "why", "code": "unknown"}}, 400),
         ({"error": {"message": "why", "code": 422}}, 400),
         ({"choices": [{"finish_reason": "content_filter"}]}, 500),
     ],
