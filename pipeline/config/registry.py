@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from pydantic import AfterValidator, Field
 
+from pipeline.errors import UserError
+
 if TYPE_CHECKING:
     from pipeline.config.faults import Fault
     from pipeline.config.hardware import Hardware
@@ -45,10 +47,16 @@ class BackendSettings(Protocol):
 
 @cache
 def backend_points() -> dict[str, EntryPoint]:
-    """The entry points of all backends by name; those of installed packages come last."""
-    found = {point.name: point for point in _BUILT_IN}
-    for point in entry_points(group=GROUP):
-        found.setdefault(point.name, point)
+    """The entry points of all backends by name; those of installed packages come last. Raises UserError if two have the
+    same name."""
+    found: dict[str, EntryPoint] = {}
+    for point in (*_BUILT_IN, *entry_points(group=GROUP)):
+        if point.name in found:
+            raise UserError(
+                f"Two backends are called {point.name!r}: {found[point.name].value} and {point.value}. Remove the "
+                "package of one of them."
+            )
+        found[point.name] = point
     return found
 
 
