@@ -112,7 +112,7 @@ def test_a_machine_with_another_quantization_does_not_join(first: First, tmp_pat
 
     with pytest.raises(
         ServerError,
-        match=r"This machine may give other tokens .*engine.quantization int8 instead of none at 127.0.0.1. Serve",
+        match=r"may give other tokens .*engine.quantization int8, smoothing 1 instead of none at 127.0.0.1. Serve",
     ):
         start_fleet(prepared(where, *SETTINGS, INT8), where, tmp_path / "second", join=True)
 
@@ -152,7 +152,9 @@ def test_the_machines_of_a_fleet_switch_to_another_quantization_one_after_the_ot
 
     try:
         plain = switched.answer(prompt, max_tokens)
-        with pytest.raises(ServerError, match=r"engine.quantization int8 instead of none .* Switch 127.0.0.1 first"):
+        with pytest.raises(
+            ServerError, match=r"engine.quantization int8, smoothing 1 instead of none .* Switch 127.0.0.1 first"
+        ):
             switch(second_base)
         new, answers = answers_during_switch(switched.base)
 
@@ -160,7 +162,9 @@ def test_the_machines_of_a_fleet_switch_to_another_quantization_one_after_the_ot
         assert quantized != plain
         assert answers == {plain, quantized}
         assert "may give other tokens: engine.max_seq_len" in notes[-1]
-        assert notes[-1].endswith("engine.quantization int8 instead of none at 127.0.0.1. Run there: `this`")
+        assert notes[-1].endswith(
+            "engine.quantization int8, smoothing 1 instead of none at 127.0.0.1. Run there: `this`"
+        )
         counts = output_tokens(second), output_tokens(new)
         assert {switched.answer(prompt, max_tokens) for _ in range(4)} == {quantized}
         wait_for(lambda: output_tokens(new) >= counts[1] + 4 * max_tokens)

@@ -94,9 +94,11 @@ def files_digest(fingerprint: Fingerprint) -> str:
 def token_entries(fingerprint: Fingerprint) -> dict[str, Flag]:
     """Entries that the tokens of an output depend on; sizes and drafts are not among them."""
     fields = ("checkpoint", "architecture", "backend", "device", "dtype")
-    flags = ("engine.quantization", "engine.strict_tensorrt_llm", "pass", "smoothing")
+    flags = ("engine.quantization", "engine.strict_tensorrt_llm", "pass")
     found = fingerprint.entries()
-    entries = {name: found[name] for name in (*fields, *fingerprint.libraries, *flags) if name in found}
+    entries = {name: found[name] for name in (*fields, *fingerprint.libraries, *flags)}
+    if "smoothing" in found:
+        entries["engine.quantization"] = f"{found['engine.quantization']}, smoothing {found['smoothing']}"
     # Other passes on a CPU sum in an order that depends on its instructions.
     has_same_bits = (found["pass"], found["dtype"]) == ("lean", "float32")
     if fingerprint.device.startswith("cpu") and not has_same_bits:

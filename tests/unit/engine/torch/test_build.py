@@ -64,7 +64,9 @@ def test_an_int8_engine_has_factors_between_activations_and_weights(where: Folde
     quantized = planned_engine(tiny(INT8), where).artifact
     assert (map_weights(quantized.engine_dir / WEIGHTS)["input_norm"] != norms).mean() > 0.9
     assert "smoothing" not in plain.manifest.fingerprint.flags
-    assert token_entries(quantized.manifest.fingerprint)["smoothing"] == SMOOTHING_VERSION
+    assert (
+        token_entries(quantized.manifest.fingerprint)["engine.quantization"] == f"int8, smoothing {SMOOTHING_VERSION}"
+    )
 
 
 def test_bfloat16_matrices_are_stored_as_such_beside_float32_norms(where: Folders) -> None:
