@@ -158,7 +158,7 @@ def test_a_machine_with_another_quantization_does_not_join(machines: Machines, t
     with (
         machines.under_load(),
         pytest.raises(
-            ServerError, match=r"This machine may give other tokens .*engine.quantization int8 instead of none"
+            ServerError, match=r"may give other tokens .*engine.quantization int8, smoothing 1 instead of none"
         ),
     ):
         start_fleet(other, where, tmp_path / "third", join=True)
