@@ -147,7 +147,7 @@ def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, f
     if kind is not None:
         from pipeline.engine.torch.lean.layout import save_lean  # imports torch
 
-        texts = _smoothing_texts(folder / TOKENIZER, config.max_position_embeddings) if kind == "int8" else ()
+        texts = _smoothing_texts(folder / TOKENIZER, config) if kind == "int8" else ()
         if save_lean(model, kind, folder / ENGINE, texts):
             return
     if _is_int8(resolved):
@@ -158,12 +158,13 @@ def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, f
         model.save_pretrained(folder / ENGINE)
 
 
-def _smoothing_texts(tokenizer_dir: Path, longest: int) -> list[list[int]]:
+def _smoothing_texts(tokenizer_dir: Path, config: PretrainedConfig) -> list[list[int]]:
     from transformers import AutoTokenizer
 
     from pipeline.engine.torch.lean.smoothing import smoothing_texts
 
-    return smoothing_texts(AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True), longest)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
+    return smoothing_texts(tokenizer, config.vocab_size, config.max_position_embeddings)
 
 
 def _check_tensor_parallel(architecture: str) -> None:

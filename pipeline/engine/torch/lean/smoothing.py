@@ -47,18 +47,22 @@ def no_factors(plan: LeanPlan) -> Factors:
     return Factors(by_hidden, by_hidden, torch.ones(plan.num_layers, plan.intermediate_size), by_hidden[0])
 
 
-def smoothing_texts(tokenizer: Any, longest: int) -> list[list[int]]:
-    """Token ids of the texts that the factors come from. longest: maximum number of tokens of each."""
-    return [tokenizer.encode(text)[:longest] for text in json.loads(TEXTS.read_text(encoding="utf-8"))]
+def smoothing_texts(tokenizer: Any, vocab_size: int, longest: int) -> list[list[int]]:
+    """Token ids of the texts that the factors come from, without those that the model lacks: the build reports later
+    that a tokenizer is of another model. longest: maximum number of tokens of each. Texts without tokens are left
+    out."""
+    texts = map(tokenizer.encode, json.loads(TEXTS.read_text(encoding="utf-8")))
+    known = ([token for token in text if token < vocab_size][:longest] for text in texts)
+    return [text for text in known if text]
 
 
 def smoothing_factors(
     state: State, plan: LeanPlan, inverse_frequencies: Array, texts: Sequence[Sequence[int]]
 ) -> Factors:
     """The factors of a model. state: its state dict. inverse_frequencies: [head_dim / 2] of the rotary embedding.
-    texts: token ids. Holds one layer in float64 beside the model."""
+    texts: token ids, not empty. Holds one layer in float64 beside the model."""
     embedding = state["model.embed_tokens.weight"]
-    hidden = [embedding[torch.tensor(text)].double() for text in texts if text]
+    hidden = [embedding[torch.tensor(text)].double() for text in texts]
     frequencies = torch.from_numpy(inverse_frequencies).double()
     qkv, gate_up, down = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
     for layer in range(plan.num_layers):

@@ -119,11 +119,22 @@ def test_an_input_that_is_always_zero_has_the_factor_1() -> None:
     assert (head[[6, 8]] != 1).all()
 
 
-def test_texts_are_cut_to_the_context_of_the_model() -> None:
-    class Characters:
-        def encode(self, text: str) -> list[int]:
-            return list(text.encode())
+class Characters:
+    """A tokenizer with a token for each byte."""
 
-    whole, cut = (smoothing_texts(Characters(), longest) for longest in (4096, 16))
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+def test_texts_are_cut_to_the_context_of_the_model() -> None:
+    whole, cut = (smoothing_texts(Characters(), 256, longest) for longest in (4096, 16))
     assert [text[:16] for text in whole] == cut
     assert max(map(len, whole)) > 100
+
+
+def test_texts_have_no_tokens_that_the_model_lacks() -> None:
+    """A build with the tokenizer of another model ends with a sentence about it, not here."""
+    whole, known = (smoothing_texts(Characters(), vocab_size, 4096) for vocab_size in (256, 48))
+    assert known == [[token for token in text if token < 48] for text in whole]
+    assert 0 < len(smoothing_texts(Characters(), 11, 4096)) < len(whole), "line ends are in some of them only"
+    assert not smoothing_texts(Characters(), 1, 4096)
