@@ -113,6 +113,15 @@ def settled_metrics(server: RunningServer, **more_than: float) -> dict[str, floa
     return values
 
 
+def reason_of_restart(log_path: Path, number: int) -> str:
+    """Reason of a server's restart, after which there was none but those of starts that failed: on busy machines Triton
+    aborts or waits without end at its start."""
+    reasons = re.findall(r"^lookahead: restart \d+ \((.*)\)$", log_path.read_text(), re.M)
+    for later in reasons[number:]:
+        assert later.startswith("signal 6,") or later.endswith("before it was ready"), reasons
+    return str(reasons[number - 1])
+
+
 @contextmanager
 def suspended(server: RunningServer, model: str = TARGET_MODEL) -> Iterator[None]:
     """No request of a model ends within a block, on however fast a machine. Keep it below a second for a model that is

@@ -25,7 +25,7 @@ from pipeline.server.processes import model_processes
 from pipeline.server.server import RunningServer, stop_server
 from pipeline.server.startup import PreparedServer, launch
 from pipeline.server.state import ServerState, find_server, is_ready
-from tests.integration.servers import PROMPT, TORCH, ask, prepared, suspended, with_settings
+from tests.integration.servers import PROMPT, TORCH, ask, prepared, reason_of_restart, suspended, with_settings
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, wait_for, wait_for_guard
 
@@ -73,15 +73,6 @@ def num_restarts(server: RunningServer) -> int:
     return ready_state(server.run_dir).restarts
 
 
-def reason_of_restart(server: RunningServer, number: int) -> str:
-    """Reason of a restart, after which there was none but those of starts that failed: on busy machines Triton aborts
-    or waits without end at its start."""
-    reasons = re.findall(r"^lookahead: restart \d+ \((.*)\)$", server.log_path.read_text(), re.M)
-    for later in reasons[number:]:
-        assert later.startswith("signal 6,") or later.endswith("before it was ready"), reasons
-    return str(reasons[number - 1])
-
-
 def test_clients_get_an_error_when_the_engine_dies_and_the_server_restarts(restarting):
     number = num_restarts(restarting) + 1
     models = {model: pid for pid, model in model_processes(restarting.state.server_id).items()}
@@ -99,7 +90,7 @@ def test_clients_get_an_error_when_the_engine_dies_and_the_server_restarts(resta
     wait_for(lambda: num_restarts(restarting) >= number)
     # On a busy machine Triton may fall over a lock of the dead process before the guard looks.
     reasons = rf"the process(es)? of the models? {TARGET_MODEL}\b.* died|signal 6,"
-    assert re.match(reasons, reason := reason_of_restart(restarting, number)), reason
+    assert re.match(reasons, reason := reason_of_restart(restarting.log_path, number)), reason
     assert ask(restarting, max_tokens=4).finish_reason == "length"
 
 
@@ -111,7 +102,7 @@ def test_a_server_that_gives_up_a_call_of_a_model_that_runs_is_started_again(res
 
     wait_for(lambda: num_restarts(restarting) >= number)
     assert f"Triton gave up a call of {TARGET_MODEL}, whose process runs" in restarting.log_path.read_text()
-    assert reason_of_restart(restarting, number) == "signal 9, Killed"
+    assert reason_of_restart(restarting.log_path, number) == "signal 9, Killed"
     assert ask(restarting, max_tokens=4).finish_reason == "length"
 
 
