@@ -63,23 +63,17 @@ class TritonGrpc:
         request: Any,
         stop_of: Callable[[], Any] = lambda: None,
         metadata: Metadata = (),
-        is_last: Callable[[Any], bool] = lambda response: False,
     ) -> AsyncGenerator[Any, None]:
         """Yield the responses to a request. Closing the generator early stops the request, and reads the other
-        responses in the background. stop_of: returns the request that stops it; None if there is none. is_last: whether
-        a response is the last one, after which the end of the stream is read in the background. There is no deadline,
-        which would cancel the call. Raises grpc.aio.AioRpcError."""
+        responses in the background. stop_of: returns the request that stops it; None if there is none. There is no
+        deadline, which would cancel the call. Raises grpc.aio.AioRpcError."""
         responses = _Responses(self._infer(request, metadata=(*self.metadata, *metadata)))
-        has_ended = False
         try:
             async for response in responses:
-                has_ended = is_last(response)
                 yield response
-                if has_ended:
-                    return
         finally:
             if not responses.is_over:
-                self._in_background(responses.read_all() if has_ended else responses.leave(self._send(stop_of())))
+                self._in_background(responses.leave(self._send(stop_of())))
 
     def stop(self, stop: Any) -> None:
         """Send a request that stops another one, in the background."""

@@ -85,7 +85,7 @@ def worker_service(
     entries = service_dir(run_dir, f"{WORKER}-{number}") / ENTRIES
     entries.parent.mkdir(parents=True, exist_ok=True)
     spec = WorkerSpec(
-        triton_urls=tuple(state.triton.grpc for state in states),
+        triton_urls=tuple(state.triton.http for state in states),
         model=resolved.model.name,
         card_dir=str(card_dir),
         discovery=profile.server.discovery,

@@ -42,7 +42,7 @@ class WorkerSpec(Frozen):
     """Options of the worker of one Triton server."""
 
     triton_urls: tuple[str, ...] = Field(
-        description="host:port of the gRPC interface of the worker's own Triton server, then of those for failover."
+        description="host:port of the HTTP interface of the worker's own Triton server, then of those for failover."
     )
     model: str = Field(description="Model name in the OpenAI API.")
     card_dir: str = Field(description="Folder with the model's configuration, tokenizer and chat template.")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from pipeline.config.folders import Folders
@@ -24,8 +23,8 @@ from pipeline.server.service import start_service, wait_until_ready
 from tests.integration.servers import prepared
 from tests.patience import PATIENCE_S
 from tests.server_states import state_of
+from tests.unit.dynamo.http_triton import failed, serving, tokens
 from tests.unit.gateway.gateways import spec_of
-from tests.unit.triton_stand_in import failed, response, serving
 
 pytestmark = pytest.mark.slow
 
@@ -47,9 +46,8 @@ def test_a_fault_in_the_middle_ends_a_request_with_and_without_tools_alike(
     model = served.resolved.model.name
 
     async def work() -> None:
-        tokens = response(output_ids=np.asarray([[[65, 66]]], np.int32))
-        async with serving(tokens, failed("internal error: a bug")) as (triton, url):
-            state = state_of({"grpc": url}, model=model)
+        async with serving(tokens(65, 66), failed("internal error: a bug")) as (triton, url):
+            state = state_of({"http": url}, model=model)
             card = write_card(served.artifact, tmp_path)
             fleet = membership_of(served.artifact, card)
             front_end = front_end_service(served.resolved, tmp_path, LOOPBACK, free_port(LOOPBACK), fleet)
@@ -65,11 +63,11 @@ def test_a_fault_in_the_middle_ends_a_request_with_and_without_tools_alike(
                 app = httpx.ASGITransport(gateway.app())  # type: ignore[arg-type]
                 async with httpx.AsyncClient(transport=app, base_url="http://gateway", timeout=PATIENCE_S) as client:
                     for kind in KINDS:
-                        before = triton.num_requests
+                        before = len(triton.requests)
                         body = {"model": model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 9, **kind}
                         answer = await client.post("/v1/chat/completions", json=body)
                         assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error"), kind
-                        assert triton.num_requests - before == NUM_RUNS, kind
+                        assert len(triton.requests) - before == NUM_RUNS, kind
             finally:
                 for service in running:
                     service.stop()

@@ -20,8 +20,8 @@ from pipeline.dynamo.triton_stream import TokenChunk
 from pipeline.errors import BusyError, EngineError, RequestError, ServerError
 from pipeline.server.discovery import ETCD_ENDPOINTS, FILE_KV
 from tests.patience import PATIENCE_S
+from tests.unit.dynamo.http_triton import serving
 from tests.unit.dynamo.requests import FLEET, SPEC, request
-from tests.unit.triton_stand_in import serving
 
 TOKENIZER = CardTokenizer(byte_tokenizer(512, 4096).backend_tokenizer)
 WITH_DATA = {"extra_args": {"nvext": {"extra_fields": ["engine_data"]}}}

@@ -32,12 +32,12 @@ def config(*overrides: str) -> ResolvedConfig:
 
 
 def test_a_worker_talks_to_triton_itself_and_its_key_is_no_argument(tmp_path):
-    other = state_of({"grpc": "127.0.0.1:6", "key": "other"})
+    other = state_of({"http": "127.0.0.1:6", "key": "other"})
     service = worker_service(2, config("engine.max_seq_len=512"), [other, STATE], tmp_path, tmp_path, FLEET)
 
     spec = WorkerSpec.model_validate_json(service.argv[-1])
     assert service.name == "worker-2"
-    assert spec.triton_urls == ("127.0.0.1:5", "127.0.0.1:6")  # its own first
+    assert spec.triton_urls == ("127.0.0.1:4", "127.0.0.1:6")  # its own first
     assert (spec.model, spec.max_seq_len, spec.discovery) == ("tiny-random-llama", 512, "file")
     assert "secret" not in json.dumps(list(service.argv))
     assert service.environment[TRITON_KEYS] == "secret,other"
