@@ -91,7 +91,7 @@ async def chunks_of(transport: Transport, request: FrontEndRequest) -> AsyncGene
     """Yield the chunks of the response, and events without JSON as they are. Sends the request again while the front
     end cannot reach a worker, and after its workers or the front end have died. Raises Refusal."""
     resumption, listed_until = Resumption(), anyio.current_time() + request.listed_s
-    num_absent, num_lost, ready_until = 0, 0, math.inf
+    num_absent, num_lost, num_broken, ready_until = 0, 0, 0, math.inf
     has_worker: bool | None = None
     is_accepted = False
     while True:
@@ -109,8 +109,12 @@ async def chunks_of(transport: Transport, request: FrontEndRequest) -> AsyncGene
                 raise unavailable() from error
         except _Lost as lost:
             num_lost += 1
-            reason = await _reason_of(transport, request, lost)
-            if reason is not lost.refusal or not resumption.resume():
+            num_broken += lost.is_broken
+            can_resume = resumption.resume()
+            # A front end that runs now may have started again since the first break: this process may notice it late.
+            is_certain = not lost.is_broken or num_broken > 1 or not can_resume
+            reason = await _reason_of(transport, request, lost) if is_certain else lost.refusal
+            if reason is not lost.refusal or not can_resume:
                 raise reason from lost
             if num_lost > _MAX_LOST:
                 if await request.triton_status() != 200:

@@ -150,7 +150,7 @@ def test_a_lost_request_waits_for_a_triton_server(monkeypatch, gone_s, status, n
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("num_events", [None, 0, 1])
 @pytest.mark.parametrize("fields", [{}, {"stream": True}])
-def test_a_request_on_which_a_front_end_that_is_alive_breaks_off_is_not_sent_again(path, num_events, fields):
+def test_a_request_on_which_a_front_end_that_is_alive_breaks_off_is_sent_once_more(path, num_events, fields):
     """num_events: None if it breaks off before the headers."""
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -166,7 +166,25 @@ def test_a_request_on_which_a_front_end_that_is_alive_breaks_off_is_not_sent_aga
     assert "broke off its response" in found["message"]
     assert found["message"].endswith(given.headers["x-request-id"])
     assert given.status_code == 200 or given.headers["x-should-retry"] == "false"
-    assert len(back.requests) == 1
+    assert len(back.requests) == 2
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+def test_a_front_end_that_runs_again_before_its_end_is_noticed_gets_the_request_again(fields):
+    """As after a suspension of the gateway."""
+    path = "/v1/completions"
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        whole = chunks(path, [3], "a")
+        return events(*whole) if len(back.requests) > 1 else events(*whole[:1], BrokenOff("gone"))
+
+    back = Behind(answer, is_alive=True)
+
+    given = send(back, "POST", path, json={"model": "m", **fields})
+    assert given.status_code == 200
+    assert "error" not in given.text
+    assert given.text.count(" tea") == 2  # its text and its log probability
+    assert len(back.requests) == 2
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
