@@ -18,7 +18,7 @@ import anyio
 
 from pipeline.gateway.annotations import ENGINE_DATA, NAMESPACE, read_annotations
 from pipeline.gateway.bodies import Json, write_json
-from pipeline.gateway.event_stream import events, parsed
+from pipeline.gateway.event_stream import END, events, parsed
 from pipeline.gateway.forward import start_of
 from pipeline.gateway.refusal import FINAL, Refusal
 from pipeline.gateway.resumption import Resumption
@@ -153,16 +153,21 @@ async def _attempt(
     transport: Transport, request: FrontEndRequest, may_retry: bool
 ) -> AsyncGenerator[Json | bytes, None]:
     """Send a request and yield the response. Raises _Absent only if may_retry is true, Unreachable without a
-    connection, _Lost if it breaks off, which can be before the headers of the response."""
+    connection, _Lost if it breaks off, which can be before the headers of the response, or ends without END: so the
+    front end ends a response whose workers were silent for too long."""
     try:
         async with transport(replace(request, body=write_json(request.sent))) as response:
             if response.status < 400:
+                is_complete = False
                 async with aclosing(events(response.chunks)) as found:
                     async for event in found:
                         item = parsed(event)
                         if isinstance(item, dict) and (refusal := refusal_in_chunk(item, request.request_id)):
                             raise _exception_of(refusal, text_of_json(item))
+                        is_complete = is_complete or item == END
                         yield item
+                if not is_complete:
+                    raise _Lost(unavailable())
                 return
             text = text_of_body(await start_of(response.chunks))
     except BrokenOff as error:

@@ -25,8 +25,8 @@ from tests.unit.gateway.gateways import (
     events,
     grpc_gateway,
     grpc_server,
-    json_answer,
     spec_of,
+    streamed,
     until,
 )
 
@@ -43,7 +43,7 @@ async def test_requests_go_to_the_new_server_and_running_ones_are_counted():
             deployments.replace(deployment_of(2))
         hosts.append(f"{request.url.host}:{request.url.port}")
         running.append(deployments.num_running_earlier)
-        return json_answer(200, {"choices": []})
+        return streamed(choices=[])
 
     async with client_of(Behind(act), spec_of(), deployments=deployments) as client:
         for _ in range(2):

@@ -187,6 +187,33 @@ def test_a_front_end_that_runs_again_before_its_end_is_noticed_gets_the_request_
     assert len(back.requests) == 2
 
 
+@pytest.mark.parametrize("num_events", [0, 1, 3])
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+def test_a_response_without_an_end_is_sent_again(num_events, fields):
+    """The front end (1.4.2) ends a response like a complete one, without an error, if it gives up a silent worker."""
+    path = "/v1/completions"
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        whole = chunks(path, [3], "a")
+        return events(*(whole if len(back.requests) > 1 else whole[:num_events]))
+
+    back = Behind(answer, is_alive=True)
+
+    given = send(back, "POST", path, json={"model": "m", **fields})
+    assert given.status_code == 200
+    texts, _, finished, _, num_usages = received(given.text if fields else f"data: {given.text}")
+    assert (texts, finished, num_usages) == ({0: "".join(TOKENS)}, {0: "length"}, 1)
+    assert len(back.requests) == 2
+
+
+def test_a_response_that_never_has_an_end_is_an_error_after_three_attempts():
+    back = behind(lambda request: events(*chunks("/v1/completions", [3], "a")[:1]))
+
+    given = send(back, "POST", "/v1/completions", json={"model": "m"})
+    assert given.status_code == 503
+    assert len(back.requests) == 3
+
+
 @pytest.mark.parametrize("has_begun", [False, True])
 @pytest.mark.parametrize(("status", "shown"), [(400, "why"), (500, "the server failed on this request")])
 def test_an_error_of_a_worker_is_answered_at_once(has_begun, status, shown):
