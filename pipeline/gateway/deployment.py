@@ -42,6 +42,12 @@ class Deployment:
                 return each
         return self.grpc[0]
 
+    def lacks_grpc(self) -> bool:
+        """Whether no Triton server can be reached over gRPC. After a restart channels connect up to half a second
+        later, and fail all calls before that."""
+        states = [each.channel.get_state() for each in self.grpc]
+        return bool(states) and all(state is grpc.ChannelConnectivity.TRANSIENT_FAILURE for state in states)
+
     def require_public(self, model: str) -> None:
         """Raise Refusal (404) for a model that clients may not call."""
         public = self.spec.public_models

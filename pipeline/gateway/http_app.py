@@ -129,7 +129,10 @@ class HttpGateway:
 
     async def _health(self, request: Request, answer: ResponseWriter) -> None:
         deployment = self._deployments.current
-        status = await self._status(deployment.http, _path(request, deployment))
+        path = _path(request, deployment)
+        status = await self._status(deployment.http, path)
+        if status == 200 and path.endswith("/ready") and deployment.lacks_grpc():
+            status = 503
         await answer.send(b"", {}, status)
 
     async def _openai_health(self, request: Request, answer: ResponseWriter) -> None:

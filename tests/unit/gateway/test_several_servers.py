@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import grpc
 import httpx
+import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -16,7 +17,9 @@ from pipeline.gateway.deployment import Deployments
 from tests.patience import PATIENCE_S
 from tests.unit.gateway.gateways import (
     Behind,
+    behind,
     client_of,
+    deployment_at,
     deployment_of,
     json_answer,
     spec_of,
@@ -91,3 +94,26 @@ def test_health_of_the_openai_api_counts_each_triton_server():
     assert asyncio.run(health()) == 400
     statuses |= {"triton:1": 200, "front:1": 404}
     assert asyncio.run(health()) == 503
+
+
+async def test_a_server_is_not_ready_before_grpc_calls_to_it_succeed():
+    """Its channel connects again a little after the server has started again."""
+    first, port = await ready_server()
+    deployments = Deployments(deployment_at(port))
+    (triton,) = deployments.current.grpc
+    await first.stop(0)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await triton.stub.ServerReady(pb.ServerReadyRequest())
+
+    async with client_of(behind(), spec_of(), deployments=deployments) as client:
+
+        async def statuses() -> list[int]:
+            paths = ("live", "ready")
+            return [(await client.get(f"/v2/health/{path}", timeout=PATIENCE_S)).status_code for path in paths]
+
+        assert await statuses() == [200, 503]
+        first, _ = await ready_server(port)
+        await until_async(statuses, [200, 200])
+        assert (await triton.stub.ServerReady(pb.ServerReadyRequest())).ready
+    await first.stop(0)
+    await deployments.close()
