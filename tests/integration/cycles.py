@@ -19,8 +19,8 @@ from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.client import TextQuery, complete
 from pipeline.server.server import RunningServer, stop_server
 from pipeline.server.startup import PreparedServer, launch
-from pipeline.server.state import find_server, is_ready
-from tests.integration.servers import PROMPT
+from pipeline.server.state import find_server
+from tests.integration.servers import PROMPT, becomes_ready
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, processes_of, wait_for
 
@@ -60,7 +60,7 @@ def end(server: RunningServer, how: str, where: Folders) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     if how in ("kill server", "kill gateway"):
-        wait_for(lambda: is_ready(server.state))  # it comes back by itself
+        becomes_ready(server.state)  # it comes back by itself
     server.stop()
 
 

@@ -24,12 +24,22 @@ from pipeline.server.metrics import read_metrics
 from pipeline.server.processes import model_processes
 from pipeline.server.server import RunningServer
 from pipeline.server.startup import PreparedServer, launch, prepare
-from pipeline.server.state import ServerState
+from pipeline.server.state import ServerState, is_ready
 from tests.patience import PATIENCE_S
 from tests.servers import FREE_PORTS, check_log, left_over, wait_for
 
+CONTEXT_LEN = 1 << 15
+# Number of tokens that the engine needs much longer for than a busy machine suspends a process. A client that must
+# leave or be refused before an output ends asks for so many, without an end token.
+LONG = CONTEXT_LEN - 1000
 # Some tests ask the inner models; what is closed to clients is tested in test_gateway.py.
-TORCH = ("backend=torch", "device=cpu", "server.gateway.inner_models=true", *FREE_PORTS)
+CPU = ("backend=torch", "device=cpu", "server.gateway.inner_models=true", *FREE_PORTS)
+TORCH = (
+    *CPU,
+    f"model.checkpoint.config.max_position_embeddings={CONTEXT_LEN}",
+    f"model.max_position_embeddings={CONTEXT_LEN}",
+    f"engine.max_seq_len={CONTEXT_LEN}",
+)
 PROMPT = "the rat at the tea 日本 🤷🏽‍♀️ the rat at the tea"
 
 
@@ -54,6 +64,11 @@ def running(served: PreparedServer, where: Folders, folder: Path) -> Iterator[Ru
     check_log(server.log_path)
 
 
+def becomes_ready(state: ServerState) -> bool:
+    """Wait until a server is ready. One that is may not answer within the limit of `is_ready` on a busy machine."""
+    return wait_for(lambda: is_ready(state))
+
+
 def url_of(state: ServerState, protocol: Protocol) -> str:
     return state.grpc_url if protocol == "grpc" else state.http_url
 
@@ -73,15 +88,18 @@ def streamed(url: str, model: str, inputs: Sequence[object], **keywords: Any) ->
     return answers
 
 
-def num_cancelled(server: RunningServer) -> int:
-    """Requests whose client left, since the start of the server."""
-
+def metrics_page(server: RunningServer) -> str:
     def page() -> str | None:
-        answer = httpx.get(server.state.metrics_url, timeout=PATIENCE_S)
+        answer = httpx.get(server.state.metrics_url, timeout=PATIENCE_S, trust_env=False)
         return answer.text if answer.status_code == 200 else None  # the gateway waits for Triton's page for seconds
 
-    found = re.findall(r'^lookahead_requests_total\{outcome="cancelled",.*\} (\d+)', wait_for(page), re.M)
-    return sum(map(int, found))
+    return wait_for(page)
+
+
+def num_cancelled(server: RunningServer) -> int:
+    """Requests whose client left, since the start of the server."""
+    pattern = r'^lookahead_requests_total\{outcome="cancelled",.*\} (\d+)'
+    return sum(map(int, re.findall(pattern, metrics_page(server), re.M)))
 
 
 def metrics_of(url: str) -> dict[str, float]:
@@ -123,11 +141,10 @@ def reason_of_restart(log_path: Path, number: int) -> str:
 
 
 @contextmanager
-def suspended(server: RunningServer, model: str = TARGET_MODEL) -> Iterator[None]:
-    """No request of a model ends within a block, on however fast a machine. Keep it below a second for a model that is
-    called meanwhile: Triton then regards a process that takes no request as dead, and the server is started again. The
-    guard starts a server again after 30 s."""
-    pids = [pid for pid, name in model_processes(server.state.server_id).items() if name == model]
+def suspended(server: RunningServer) -> Iterator[None]:
+    """The engine takes no request within a block. After a second Triton regards it as dead, and the server is started
+    again."""
+    pids = [pid for pid, name in model_processes(server.state.server_id).items() if name == TARGET_MODEL]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:

@@ -11,7 +11,7 @@ import pytest
 from pipeline.dynamo import fleet_switch
 from pipeline.triton_models.handover import HANDOVER, hand_over
 from tests.integration.gateway_requests import url_of
-from tests.integration.servers import num_cancelled, prepared, running, settled_metrics
+from tests.integration.servers import LONG, num_cancelled, prepared, running, settled_metrics
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for
 
@@ -23,7 +23,7 @@ def test_a_request_that_is_left_ends_whichever_process_gets_its_stop(shared_wher
     with running(served, shared_where, tmp_path / "run") as server:
 
         def body(number: int) -> dict[str, object]:
-            return {"text_input": f"the rat {number}", "max_tokens": 4000, "end_id": -1, "strategy": "none"}
+            return {"text_input": f"the rat {number}", "max_tokens": LONG, "end_id": -1, "strategy": "none"}
 
         def be_late(number: int) -> int:
             headers = {"x-request-timeout": "0.2"}

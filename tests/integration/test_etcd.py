@@ -22,9 +22,8 @@ from pipeline.errors import ServerError
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.discovery import ETCD_ENDPOINTS, FILE_KV
 from pipeline.server.processes import marked_processes
-from pipeline.server.state import is_ready
 from tests.etcd import NO_ETCD, Etcd, etcd_path
-from tests.integration.servers import metrics_of, prepared
+from tests.integration.servers import becomes_ready, metrics_of, prepared
 from tests.own_folders import own_folders
 from tests.patience import PATIENCE_S
 from tests.servers import processes_of as marked
@@ -34,6 +33,8 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.skipif(etcd_path
 MODEL = "tiny-random-llama"
 # The tests kill a server about as often as a guard would start it again within ten minutes.
 SETTINGS = ("server.openai=true", "server.discovery=etcd", "drafting.planner=fixed", "server.max_restarts=20")
+# For so long the gateway waits for a server before it answers with status 503.
+WAITED_S = 60.0
 BODIES = [request_body(MODEL, PROMPTS[0], 80, kind) for kind in KINDS]
 
 
@@ -64,11 +65,15 @@ class Machines:
             with httpx.Client(timeout=PATIENCE_S, trust_env=False) as client:
                 while not done.is_set():
                     number = (number + 1) % len(BODIES)
+                    started = time.monotonic()
                     found: ClientOutput | str
                     try:
                         found = ask(client, self.url, BODIES[number])
                     except ServerError as error:
                         found = str(error)
+                        # On a busy machine a server may take longer to start again than the gateway waits for it.
+                        if found.startswith("status 503") and time.monotonic() - started >= WAITED_S:
+                            continue
                     if found == self.expected[number]:
                         num_right[0] += 1
                     else:
@@ -180,7 +185,7 @@ def test_a_fleet_without_any_triton_server_for_a_while_changes_no_token(machines
         send(signal.SIGKILL, [each.pid for each in tritons])
         assert len(tritons) == 2
         for state in servers:
-            wait_for(lambda state=state: is_ready(state))
+            becomes_ready(state)
 
 
 def test_a_restart_of_etcd_changes_no_token(machines: Machines) -> None:

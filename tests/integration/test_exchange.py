@@ -19,9 +19,9 @@ from pipeline.server.client import Completion, TextQuery, complete
 from pipeline.server.run_folders import free_dir, serving_dir
 from pipeline.server.service import find_services
 from pipeline.server.startup import prepare
-from pipeline.server.state import ServerState, find_replicas, find_server, is_ready
+from pipeline.server.state import ServerState, find_replicas, find_server
 from pipeline.server.switch import resolve_other, running_served
-from tests.integration.servers import TORCH, prepared
+from tests.integration.servers import TORCH, becomes_ready, prepared
 from tests.integration.test_switch import ask
 from tests.own_folders import own_folders
 from tests.patience import PATIENCE_S
@@ -95,7 +95,7 @@ def test_a_switch_under_load_loses_no_request(tmp_path: Path) -> None:
         assert folder == base / "second"
         state = find_server(folder)
         assert state == new.state
-        assert is_ready(state)
+        assert becomes_ready(state)
         assert (state.profile, openai_url(folder)) == ("throughput", url)
         assert (state.http_url, state.grpc_url, state.metrics_url) == (
             first.state.http_url,

@@ -24,9 +24,9 @@ from pipeline.dynamo.fleet import Fleet, find_ended, openai_url, start_fleet, st
 from pipeline.repository.names import TARGET_MODEL
 from pipeline.server.client import TextQuery, complete
 from pipeline.server.processes import marked_processes, model_processes
-from pipeline.server.state import find_own, find_server, is_ready, replica_dir
+from pipeline.server.state import find_own, find_server, replica_dir
 from pipeline.server.watch import answers
-from tests.integration.servers import TORCH, metrics_of, prepared, reason_of_restart
+from tests.integration.servers import TORCH, becomes_ready, metrics_of, prepared, reason_of_restart
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, wait_for
 
@@ -191,7 +191,7 @@ def test_a_fleet_serves_on_without_its_first_server(fleet: Fleet) -> None:
     state = find_server(folder)
     assert state is not None
     assert (state.server_id, state.http_url) == (fleet.servers[1].state.server_id, first.http_url)
-    assert is_ready(state)
+    assert becomes_ready(state)
     assert find_ended(folder, 2) == ["replica 1"]
     assert httpx.get(url_of(fleet).removesuffix("/v1") + "/health", timeout=PATIENCE_S).status_code == 200
     assert spread(fleet) == [64]

@@ -26,9 +26,8 @@ from pipeline.server.client import TextQuery, complete, stream_text
 from pipeline.server.processes import model_processes, shm_files
 from pipeline.server.server import RunningServer
 from pipeline.server.startup import PreparedServer
-from pipeline.server.state import is_ready
 from tests.integration.gateway_requests import url_of, works
-from tests.integration.servers import PROMPT, running, streamed, with_settings
+from tests.integration.servers import LONG, PROMPT, becomes_ready, running, streamed, with_settings
 from tests.patience import PATIENCE_S
 from tests.servers import processes_of
 
@@ -185,7 +184,7 @@ def test_the_ensemble_is_for_clients_where_there_are_no_tenants(closed):
 
 
 def test_a_deadline_ends_a_request_and_frees_its_place(closed):
-    body = {"text_input": PROMPT, "max_tokens": 4000, "strategy": "none", "end_id": -1}
+    body = {"text_input": PROMPT, "max_tokens": LONG, "strategy": "none", "end_id": -1}
     answer = httpx.post(url_of(closed), json=body, headers={"x-request-timeout": "0.01"}, timeout=PATIENCE_S)
     assert answer.status_code == 504
     assert works(closed)
@@ -196,7 +195,7 @@ def test_behind_eight_long_streams_a_short_request_waits_for_a_slice(closed):
 
     def long(number: int) -> None:
         while not stop.is_set():
-            query = TextQuery(f"{PROMPT} {number}", 3500, strategy="none", end_id=-1)
+            query = TextQuery(f"{PROMPT} {number}", LONG, strategy="none", end_id=-1)
             for place, _ in enumerate(stream_text(query, closed.state.grpc_url, "grpc")):
                 if place == 0:
                     begun.release()
@@ -256,7 +255,7 @@ def test_what_dies_comes_back_and_clients_are_answered_meanwhile(closed, victim)
         time.sleep(0.1)
     assert 200 in codes
     assert 0 not in codes or victim == "gateway"
-    assert is_ready(closed.state)
+    assert becomes_ready(closed.state)
 
 
 def test_errors_of_one_request_leave_other_outputs_unchanged(closed):

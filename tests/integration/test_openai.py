@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.integration.openai_requests import MESSAGES, MODEL, chat, text
-from tests.integration.servers import ask, num_cancelled, settled_metrics
+from tests.integration.servers import LONG, ask, metrics_page, num_cancelled, settled_metrics
 from tests.patience import PATIENCE_S
 from tests.unit.test_deploy import dashboard_queries, metric_names
 
@@ -161,7 +161,7 @@ def test_a_prediction_is_verified_and_counted(client):
     [
         ({"extra_body": {"nvext": {"annotations": ["strategy:magic"]}}}, "strategy is 'magic'"),
         ({"extra_body": {"nvext": {"annotations": ["logit_bias:{}x"]}}}, "logit_bias must be an object"),
-        ({"messages": [{"role": "user", "content": "the rat " * 5000}]}, "maximum context length"),
+        ({"messages": [{"role": "user", "content": "the rat " * 20_000}]}, "maximum context length"),
         ({"logprobs": True, "top_logprobs": 21}, "must be between 0 and 20, got 21"),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_client_that_leaves_ends_its_request(client, openai_fleet):
         stream = client.chat.completions.create(
             model=MODEL,
             messages=MESSAGES,
-            max_tokens=4000,
+            max_tokens=LONG,
             stream=True,
             extra_body={"ignore_eos": True, "nvext": {"annotations": ["strategy:none"]}},
         )
@@ -217,8 +217,8 @@ def test_workers_count_drafts_under_the_names_of_vllm(client, openai_fleet):
 def test_every_metric_of_the_dashboard_is_exposed(client, openai_fleet):
     chat(client)
     settled_metrics(openai_fleet, requests_total=0)
-    text = httpx.get(openai_fleet.state.metrics_url, trust_env=False, timeout=PATIENCE_S).text
-    exposed = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+    lines = metrics_page(openai_fleet.servers[0]).splitlines()
+    exposed = {line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")}
 
     wanted = {name for query in dashboard_queries() for name in metric_names(query)}
 

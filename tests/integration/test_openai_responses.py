@@ -101,7 +101,7 @@ def test_bad_requests_have_a_status_and_a_sentence(client):
     for more, sentence in (
         ({"previous_response_id": "resp_1"}, "the server stores no responses"),
         ({"max_output_tokens": 0}, "max_output_tokens must be"),
-        ({"input": "the rat " * 2000}, "maximum context length"),
+        ({"input": "the rat " * 20_000}, "maximum context length"),
         ({"extra_body": {"nonsense": 1}}, "nonsense"),
     ):
         with pytest.raises(openai.BadRequestError, match=sentence):

@@ -11,7 +11,7 @@ from pipeline.config.resolution import resolve_config
 from pipeline.dynamo.fleet import openai_url, start_fleet
 from pipeline.server.startup import prepare
 from tests.integration.openai_requests import MESSAGES, chat
-from tests.integration.servers import TORCH, prepared
+from tests.integration.servers import CPU, prepared
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 FIXED = "drafting.planner=fixed"  # a build measures no pass times
@@ -34,7 +34,7 @@ def test_a_conversation_that_the_chat_template_refuses_gets_the_reason(template,
     (checkpoint / "chat_template.jinja").unlink()
     if template is not None:
         (checkpoint / "chat_template.jinja").write_text(template)
-    resolved = resolve_config(str(checkpoint), "latency", (*TORCH, FIXED, "server.openai=true"), where=shared_where)
+    resolved = resolve_config(str(checkpoint), "latency", (*CPU, FIXED, "server.openai=true"), where=shared_where)
     fleet = start_fleet(prepare(resolved, shared_where), shared_where, tmp_path / "run")
     try:
         client = openai.OpenAI(base_url=openai_url(tmp_path / "run"), api_key="none", max_retries=0)

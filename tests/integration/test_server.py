@@ -21,7 +21,7 @@ from pipeline.server.client import Protocol, TextQuery, stream_text
 from pipeline.server.startup import PreparedServer
 from pipeline.triton_models.text_codec import load_codec
 from pipeline.triton_models.text_request import text_request
-from tests.integration.servers import PROMPT, ask, num_cancelled, settled_metrics, streamed, url_of
+from tests.integration.servers import LONG, PROMPT, ask, num_cancelled, settled_metrics, streamed, url_of
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for
 
@@ -103,7 +103,7 @@ def test_eight_clients_at_once_get_what_they_get_alone(server):
 
 BAD = [
     ({"text_input": ""}, "text_input is empty"),
-    ({"text_input": "the " * 6000}, "prompt and output may have"),
+    ({"text_input": "the " * 40_000}, "prompt and output may have"),
     ({"max_tokens": -1}, "max_tokens is -1"),
     ({"strategy": "magic"}, "strategy is 'magic'"),
     ({"temperature": -1.0}, "temperature is -1"),
@@ -170,7 +170,7 @@ def test_the_stock_ensemble_answers_a_stock_client(server):
 
 
 def test_a_client_that_leaves_makes_room_for_others(server):
-    endless = TextQuery(PROMPT, 4000, strategy="none", end_id=-1)
+    endless = TextQuery(PROMPT, LONG, strategy="none", end_id=-1)
     settled_metrics(server)
     num_before = num_cancelled(server)
     for protocol in ("grpc", "http"):
@@ -186,7 +186,7 @@ def test_a_client_that_leaves_makes_room_for_others(server):
 @pytest.mark.parametrize("model", [FRONT_MODEL, STOCK_FRONT_MODEL])
 def test_a_client_that_leaves_a_whole_response_ends_its_request(server, model):
     url = f"{server.state.http_url}/v2/models/{model}/generate"
-    body = {"text_input": PROMPT, "max_tokens": 4000, "strategy": "none", "end_id": -1}
+    body = {"text_input": PROMPT, "max_tokens": LONG, "strategy": "none", "end_id": -1}
     settled_metrics(server)  # the clients of another test may have left a moment ago
     before, deadline = num_cancelled(server), time.monotonic() + PATIENCE_S
     # A busy server may not have the request yet when the client leaves, and a fast one may be done.

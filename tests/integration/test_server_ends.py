@@ -25,7 +25,7 @@ from pipeline.server.processes import model_processes
 from pipeline.server.server import RunningServer, stop_server
 from pipeline.server.startup import PreparedServer, launch
 from pipeline.server.state import ServerState, find_server, is_ready
-from tests.integration.servers import PROMPT, TORCH, ask, prepared, reason_of_restart, suspended, with_settings
+from tests.integration.servers import LONG, PROMPT, TORCH, ask, prepared, reason_of_restart, suspended, with_settings
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, wait_for, wait_for_guard
 
@@ -80,7 +80,7 @@ def test_clients_get_an_error_when_the_engine_dies_and_the_server_restarts(resta
     assert models.keys() == {TARGET_MODEL, FRONT_MODEL, *stock}
 
     wait_for_guard(restarting.state.server_id)
-    chunks = stream_text(TextQuery(PROMPT, 4000, strategy="none", end_id=-1), restarting.state.grpc_url, "grpc")
+    chunks = stream_text(TextQuery(PROMPT, LONG, strategy="none", end_id=-1), restarting.state.grpc_url, "grpc")
     next(chunks)
     os.kill(models[TARGET_MODEL], signal.SIGKILL)
 

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from pipeline.server.client import TextQuery, complete
 from pipeline.server.server import RunningServer
-from tests.integration.servers import streamed
+from tests.integration.servers import LONG, streamed
 from tests.integration.stock_clients import NUM_TOKENS, ONCE, PROMPT, one, text_inputs, words
 from tests.patience import PATIENCE_S
 
@@ -111,7 +111,7 @@ def test_many_clients_of_all_kinds_at_once(server, stock, expected):
 def test_clients_that_leave_make_room_for_others(server):
     """A client that no longer waits for `infer` frees its place in the engine."""
     with grpc.InferenceServerClient(server.state.grpc_url) as client:
-        inputs = text_inputs(grpc, max_tokens=one(3500), end_id=one(-1), strategy=words("none"))
+        inputs = text_inputs(grpc, max_tokens=one(LONG), end_id=one(-1), strategy=words("none"))
         for _ in range(12):  # more than the engine has places
             with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
                 client.infer("tensorrt_llm_bls", inputs, client_timeout=0.2)

@@ -19,8 +19,8 @@ from pipeline.engine.scheduler_factory import create_scheduler
 from pipeline.engine.submission import Submission
 from pipeline.errors import ConfigError, ServerError
 from pipeline.server.startup import prepare
-from pipeline.server.state import find_server, is_ready
-from tests.integration.servers import ask, running
+from pipeline.server.state import find_server
+from tests.integration.servers import ask, becomes_ready, running
 from tests.servers import FREE_PORTS, wait_for
 from tests.third_backend.lookup_backend import HANGS, OFFSET
 
@@ -65,7 +65,7 @@ def test_a_table_is_served(installed: None, where: Folders, tmp_path: Path) -> N
         with pytest.raises(ServerError, match="did not answer in time"):
             ask(server, text_input=HANGS)
         wait_for(lambda: (state := find_server(tmp_path / "run")) is not None and state.restarts > 0)
-        wait_for(lambda: is_ready(server.state))
+        becomes_ready(server.state)
         assert ask(server, text_input="x", max_tokens=2).text == "yz"
         assert "_verify_one" in server.log_path.read_text()
     engine = open_in_process(served.artifact).engine
