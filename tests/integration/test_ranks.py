@@ -28,7 +28,10 @@ from pipeline.server.startup import prepare
 from pipeline.tuning.planned_engine import MEASURING, planned_engine
 from tests.fakes import make_request
 from tests.own_folders import own_folders
+from tests.patience import PATIENCE_S
 
+# Builds and processes of two engines take five minutes on a busy machine.
+pytestmark = pytest.mark.timeout(4 * PATIENCE_S)
 CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
 
 

@@ -14,7 +14,9 @@ from pipeline.server.startup import PreparedServer
 from tests.patience import PATIENCE_S
 from tests.servers import FREE_PORTS
 
-pytestmark = [pytest.mark.slow]
+# Of a command that starts a server, and perhaps starts a part of it again: three minutes on a busy machine.
+LIMIT_S = 3 * PATIENCE_S
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S + PATIENCE_S)]
 
 
 def has_namespaces() -> bool:
@@ -34,9 +36,7 @@ def run_with(mount: str, where: Folders, *words: str) -> subprocess.CompletedPro
     environment = os.environ | {"LOOKAHEAD_ENGINES": str(where.engines), "LOOKAHEAD_CACHE": str(where.cache)}
     script = f'{mount} && exec "$@"'
     argv = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", sys.executable, "-m", "pipeline", *words]
-    return subprocess.run(
-        argv, env=environment, cwd=CODE, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    return subprocess.run(argv, env=environment, cwd=CODE, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 @needs_namespaces
@@ -60,7 +60,7 @@ def test_the_end_of_a_log_on_a_full_disk_says_so(tmp_path: Path) -> None:
     )
     argv = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, code]
 
-    done = subprocess.run(argv, cwd=CODE, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    done = subprocess.run(argv, cwd=CODE, capture_output=True, text=True, timeout=LIMIT_S, check=True)
 
     assert done.stdout.startswith(f"words\nThe disk of {tmp_path} has ")
 
@@ -88,9 +88,7 @@ def test_a_killed_worker_comes_back_on_a_full_disk(served: PreparedServer, where
     environment = os.environ | {"LOOKAHEAD_ENGINES": str(where.engines), "LOOKAHEAD_CACHE": str(where.cache)}
 
     argv = [*words, sys.executable, "-m", "tests.soak.full_disk", str(tmp_path)]
-    done = subprocess.run(
-        argv, env=environment, cwd=CODE, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    done = subprocess.run(argv, env=environment, cwd=CODE, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1:] == ["200"]
