@@ -125,10 +125,12 @@ class _Responses:
         return item
 
     async def leave(self, stop: Any) -> None:
-        """Stop the request and read the remaining responses. stop: awaitable that stops it."""
+        """Stop the request and read the remaining responses. stop: awaitable that stops it. Its time limit may be over
+        although the request ends, if this process was suspended."""
         try:
-            with suppress(grpc.aio.AioRpcError, asyncio.TimeoutError):
+            with suppress(grpc.aio.AioRpcError):
                 await stop
+            with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.read_all(), LEAVE_S)
         finally:
             if not self.is_over:
