@@ -50,7 +50,11 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
     for key in _UNDECLARED:
         if key not in declared and key in vars(config):
             delattr(config, key)
-    config.output_attentions = False  # transformers does not save a config that requests them from fast attention
+    # Settings about results and code of a pass, not about the model. transformers does not save a config that requests
+    # attentions from fast attention, nor load one that names a package that is not installed.
+    config.output_attentions = config.output_hidden_states = False
+    config.return_dict = True
+    config._attn_implementation = None
     return config
 
 
@@ -71,11 +75,16 @@ def check_config(config: PretrainedConfig, where: str) -> None:
         if key.endswith(("_eps", "_epsilon")) and value is not None and not is_number:
             raise CheckpointError(f"{where}: {key} in config.json: found {value!r}; should be a number from 0 on.")
     check_rope(config.to_dict(), where)
-    window = getattr(config, "sliding_window", None)
-    if window is not None and getattr(config, "use_sliding_window", True) and not 1 <= window <= _LARGEST_WINDOW:
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if window is not None and not 1 <= window <= _LARGEST_WINDOW:
         raise CheckpointError(
             f"{where}: sliding_window in config.json: found {window}; should be null, or a whole number from 1 to "
             f"{_LARGEST_WINDOW}."
+        )
+    if window is None and "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise CheckpointError(
+            f"{where}: layer_types in config.json has 'sliding_attention', and there is no window: set sliding_window "
+            "(and use_sliding_window: true, if the config has it), or make them 'full_attention'."
         )
     for key, causal in (("use_bidirectional_attention", False), ("is_causal", True)):
         if bool(getattr(config, key, causal)) is not causal:

@@ -49,6 +49,7 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }  # fmt: skip
+SLIDING = ["full_attention", "sliding_attention"]
 PHI3 = {"rope_parameters": None, "rope_theta": 10000.0, "original_max_position_embeddings": 24}
 
 
@@ -83,6 +84,8 @@ PHI3 = {"rope_parameters": None, "rope_theta": 10000.0, "original_max_position_e
         ("MistralForCausalLM", {"sliding_window": -1}, f"found -1; {WINDOW}"),
         ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 10**30}, f"found {10**30}; {WINDOW}"),
         ("MistralForCausalLM", {"sliding_window": 1.5}, "Field 'sliding_window' with value 1.5"),
+        ("Qwen2MoeForCausalLM", {"layer_types": SLIDING, "use_sliding_window": False}, "there is no window: set"),
+        ("SmolLM3ForCausalLM", {"layer_types": SLIDING, "sliding_window": 7}, "there is no window: set"),
         ("LlamaForCausalLM", {"hidden_size": "32"}, "Field 'hidden_size' expected int, got str"),
     ],
 )
@@ -218,6 +221,18 @@ def test_heads_that_a_family_does_not_read_from_its_config_are_refused(key: str,
     write_config(tmp_path, "GPTJForCausalLM", {"rotary_dim": 4, key: value})
     with pytest.raises(CheckpointError, match=rf"found .*{value}.*; a GPTJForCausalLM computes 4 and 8\. Correct or"):
         loaded(tmp_path, architecture="GPTJForCausalLM")
+
+
+@pytest.mark.parametrize("architecture", ["GPTJForCausalLM", "MistralForCausalLM"])
+def test_settings_about_code_and_results_of_a_pass_are_ignored(architecture: str, tmp_path: Path) -> None:
+    model_class = getattr(transformers, architecture)
+    model_class(model_class.config_class(**TINY, rotary_dim=4, num_key_value_heads=4)).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    settings |= {"return_dict": False, "output_hidden_states": True, "attn_implementation": "flash_attention_2"}
+    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    config = loaded(tmp_path, architecture=architecture).config
+    assert (config.return_dict, config.output_hidden_states) == (True, False)
+    assert config._attn_implementation in ("sdpa", "eager")
 
 
 def test_a_config_that_ties_different_weights_is_corrected(llama: Path) -> None:

@@ -72,7 +72,7 @@ def plan_of(config: PretrainedConfig, kind: Kind, rotary_scale: float) -> LeanPl
     heads, (num_kv_heads, dim) = config.num_attention_heads, kv_heads(config)
     widest = max(config.hidden_size, config.intermediate_size, heads * dim)
     partial: Any = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0)
-    head_norms = config.architectures == ["Qwen3ForCausalLM"] or config.model_type == "qwen3"
+    head_norms = type(config).model_type == "qwen3"  # config.json may name another type than its class has
     if config.hidden_act != "silu" or dim % 2 or partial != 1.0 or (kind == "int8" and widest > MAX_INPUTS):
         return None
     if head_norms and dim % 16:  # heads follow each other without padding, which a norm needs

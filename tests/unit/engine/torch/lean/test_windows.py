@@ -51,3 +51,10 @@ def test_windows_are_those_of_transformers(variant: str, settings: dict[str, Any
     with torch.inference_mode():
         logits = reference(tokens, use_cache=False).logits
     assert tokens[0, 30:].tolist() == logits[0, 29:-1].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(("variant", "stated"), [("llama", "qwen3"), ("qwen3", "llama")])
+def test_the_type_that_a_config_names_does_not_count(variant: str, stated: str, tmp_path: Path) -> None:
+    plain = tiny_model(variant)
+    plain.config.model_type = stated
+    assert worst_difference(lean_engine(plain, "float32", tmp_path), tiny_model(variant)) <= 1e-4
