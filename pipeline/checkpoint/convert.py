@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.disk import is_full
-from pipeline.checkpoint.gguf import num_weights
+from pipeline.checkpoint.gguf import num_weight_entries, num_weights
 from pipeline.checkpoint.gguf_tokenizer import read_tokenizer
 from pipeline.checkpoint.local import tokenizer_files
 from pipeline.checkpoint.model_config import check_model, kv_heads, reason
 from pipeline.checkpoint.tokenizer_files import VOCABULARY, copy_tokenizer, save_tokenizer
+from pipeline.config.bare_checkpoint import num_entries
 from pipeline.config.schema import Dtype
 from pipeline.errors import CheckpointError
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 # Causal masks that older releases of transformers saved as tensors (GPT-2, GPT-J, GPT-NeoX); transformers ignores most.
 _SAVED_MASKS = re.compile(r"\.(attn|attention)\.(masked_)?bias$")
+
+# Largest size of a model as a multiple of its files at which missing tensors are listed by name.
+_MOST_ABSENT = 4
 
 
 def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype) -> PreTrainedModel:
@@ -41,6 +45,7 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
         quantization["dequantize"] = True  # otherwise transformers keeps the layers quantized on a machine with a GPU
     model_class = getattr(transformers, checkpoint.architecture)
     _check_generation_config(checkpoint.folder)
+    _check_size(checkpoint, config, model_class, where)
     try:
         model, report = model_class.from_pretrained(
             checkpoint.folder,
@@ -153,6 +158,25 @@ def _check_generation_config(folder: Path) -> None:
             GenerationConfig.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # values of a wrong type may raise anything
             raise CheckpointError(f"{path}: transformers refuses it: {reason(error)}. Correct or remove it.") from error
+
+
+def _check_size(checkpoint: Checkpoint, config: PretrainedConfig, model_class: Any, where: str) -> None:
+    """Raise CheckpointError for a config of a model that is much larger than the files. transformers would allocate and
+    initialize what they lack before it reports it."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            wanted = model_class(config).num_parameters()
+    except Exception as error:  # values of a wrong type may raise anything
+        raise CheckpointError(f"{where} cannot be loaded as {checkpoint.architecture}: {reason(error)}.") from error
+    count = num_entries if checkpoint.gguf_file is None else num_weight_entries
+    found = sum(count(path) for path in checkpoint.weight_files)
+    if wanted > _MOST_ABSENT * found:
+        raise CheckpointError(
+            f"{where} has {found:,} parameters; a {checkpoint.architecture} with its config has {wanted:,}. Correct "
+            "the sizes in the config, such as vocab_size and intermediate_size, or fetch the checkpoint again."
+        )
 
 
 def _check_pass(model: PreTrainedModel, dtype: Dtype, where: str) -> None:

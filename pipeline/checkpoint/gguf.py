@@ -75,3 +75,8 @@ def missing_settings(path: Path, architecture: str) -> dict[str, Any]:
 def num_weights(path: Path) -> int:
     """Number of tensors that are parameters of the model."""
     return sum(tensor.name not in _ROPE_FACTORS for tensor in GgufFile(path, CheckpointError).tensors)
+
+
+def num_weight_entries(path: Path) -> int:
+    """Number of entries of all tensors."""
+    return sum(int(tensor.n_elements) for tensor in GgufFile(path, CheckpointError).tensors)

@@ -126,6 +126,14 @@ def json_object(path: Path, error: type[UserError]) -> dict[str, Any]:
     return value
 
 
+def num_entries(path: Path) -> int:
+    """Number of entries of all tensors of a safetensors file, from its header."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  # no mapping
+
+
 def named_architecture(config: Mapping[str, Any]) -> str | None:
     """First class in `architectures` of config.json; None if there is none."""
     match config.get("architectures"):
@@ -171,14 +179,14 @@ def _has_chat_template(folder: Path) -> bool:
 
 
 def _num_parameters_of_folder(folder: Path) -> int:
-    """Sum over the headers of the safetensors files. Unreadable files are reported when the checkpoint is opened."""
-    from safetensors import SafetensorError, safe_open
+    """Sum over the safetensors files. Unreadable files are reported when the checkpoint is opened."""
+    from safetensors import SafetensorError
 
     total = 0
     for path in folder.glob("*.safetensors"):
         if path.is_file():  # opening a FIFO would block
-            with suppress(OSError, SafetensorError), safe_open(path, framework="np") as file:
-                total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  # no mapping
+            with suppress(OSError, SafetensorError):
+                total += num_entries(path)
     return total
 
 

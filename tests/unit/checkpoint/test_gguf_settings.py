@@ -69,6 +69,7 @@ def floats(*values: float) -> npt.NDArray[np.float32]:
         ([lambda writer: writer.add_string("llama.rope.scaling.factor", "x")], {}, "factor x"),
         ([lambda writer: writer.add_array("tokenizer.ggml.eos_token_id", [1, 2])], {}, "Field 'eos_token_id'"),
         ([], {"rope_freqs__weight": floats(1, 1, 4, 8)}, "(tensor rope_freqs.weight, as Llama 3.1 has it)"),
+        ([lambda writer: writer.add_vocab_size(2**32 - 1)], {}, "LlamaForCausalLM with its config has 27"),
         ([lambda writer: writer.add_sliding_window(7)], {}, "a sliding window of 7 tokens"),
         ([lambda writer: writer.add_key_length(16)], {}, "heads of 16 dimensions, of which rotary embeddings rotate 8"),
         ([], {"blk__0__attn_q__bias": floats(*range(32))}, "holds 13 tensors; the LlamaForCausalLM"),

@@ -193,6 +193,12 @@ def test_tensors_of_another_shape_are_named(llama: Path) -> None:
         loaded(llama)
 
 
+def test_a_config_of_a_much_larger_model_is_refused_before_memory_is_allocated(llama: Path) -> None:
+    write_config(llama, "LlamaForCausalLM", {"intermediate_size": 2**40})
+    with pytest.raises(CheckpointError, match=r"has 2\d,\d{3} parameters; a .* with its config has 2\d\d,"):
+        loaded(llama)
+
+
 def test_a_model_whose_passes_fail_is_refused_when_it_is_loaded(llama: Path) -> None:
     rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     write_config(llama, "LlamaForCausalLM", {"rope_parameters": rope})
