@@ -29,6 +29,15 @@ def write_atomically(path: Path, content: str | Iterable[bytes], private: bool =
         return _write_stream(path, content)
     if path.is_symlink():
         path = path.resolve()
+    with written_beside(path, content, private) as partial:
+        partial.replace(path)
+    return None
+
+
+@contextmanager
+def written_beside(path: Path, content: str | Iterable[bytes], private: bool = False) -> Iterator[Path]:
+    """Write a temporary file beside path, as `write_atomically` does, and yield its name. The block may rename it to
+    path, which needs no space. Otherwise it is removed."""
     partial, file = _partial_file(path, 0o600 if private else 0o666)
     try:
         with file:
@@ -36,10 +45,9 @@ def write_atomically(path: Path, content: str | Iterable[bytes], private: bool =
             file.writelines(_pieces(content))
             file.flush()
             os.fsync(file.fileno())
-            partial.replace(path)
-    except BaseException:
+            yield partial
+    finally:
         partial.unlink(missing_ok=True)
-        raise
 
 
 def is_stream(path: Path) -> bool:

@@ -25,7 +25,7 @@ from pipeline.dynamo.model_card import card_dir, write_card
 from pipeline.dynamo.running_fleet import has_joined
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
-from pipeline.files import write_atomically
+from pipeline.files import about_full_disk, write_atomically, written_beside
 from pipeline.gateway.spec import TRITON_KEY_HEADER, GatewayStatus, status_path
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.gateway import deployment_spec, end_gateway_with, read_gateway_spec, set_deployment, spec_path
@@ -169,24 +169,32 @@ def _redirect_gateway(old: ServerState, fleet: Fleet, after: PreparedServer, bas
     states = [server.state for server in fleet.servers]
     tritons = [state.triton for state in states]
     deployment = deployment_spec(after.resolved, after.repository, tritons, fleet.front_end_port)
-    old_deployment = read_gateway_spec(new_dir).deployment
+    before, path = read_gateway_spec(new_dir), spec_path(new_dir)
     ended_with = load_state(gateway_state_path(new_dir))["ends_with"]
     state = fleet.state.model_copy(update={**old.address, "gateway_id": old.gateway_id})
-    try:
-        set_deployment(new_dir, deployment)
-        _wait(lambda: _status(new_dir).triton_http == tritons[0].http, _FOLLOW_S)
-        end_gateway_with(new_dir, [state.server_id for state in states])
-        write_atomically(new_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
-        fleet.servers[0].state = state
-        set_serving(base, new_dir)
-    except BaseException as error:
-        end_gateway_with(new_dir, ended_with)
-        set_deployment(new_dir, old_deployment)
-        if isinstance(error, TimeoutError):
-            raise ServerError("The gateway did not switch to the new server; the old one still serves.") from error
-        with suppress(TimeoutError):  # the gateway must leave the new server before it stops
-            _wait(lambda: _status(new_dir).triton_http == old_deployment.tritons[0].http, _FOLLOW_S)
-        raise
+    # The way back needs no space: on a full disk the old servers must get the requests again.
+    with written_beside(path, before.model_dump_json(), private=True) as former:
+        end_gateway_with(new_dir, [*ended_with, *(state.server_id for state in states)])
+        try:
+            set_deployment(new_dir, deployment)
+            _wait(lambda: _status(new_dir).triton_http == tritons[0].http, _FOLLOW_S)
+            write_atomically(new_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
+            fleet.servers[0].state = state
+            set_serving(base, new_dir)
+        except BaseException as error:
+            former.touch()  # the gateway compares the time
+            former.replace(path)
+            with suppress(OSError):
+                end_gateway_with(new_dir, ended_with)
+            if isinstance(error, TimeoutError):
+                time.sleep(_SETTLE_S)  # perhaps it has switched, and could not write so on a full disk
+                raise ServerError(
+                    "The gateway did not switch to the new server; the old one still serves."
+                    + "".join(f" {line}" for line in about_full_disk(path.parent))
+                ) from error
+            with suppress(TimeoutError):  # the gateway must leave the new server before it stops
+                _wait(lambda: _status(new_dir).triton_http == before.deployment.tritons[0].http, _FOLLOW_S)
+            raise
 
 
 def _status(folder: Path) -> GatewayStatus:

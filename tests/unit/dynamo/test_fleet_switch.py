@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +12,7 @@ import pytest
 from pipeline.dynamo import fleet_switch
 from pipeline.dynamo.fleet import Fleet
 from pipeline.dynamo.running_fleet import as_running
+from pipeline.errors import ServerError
 from pipeline.files import write_atomically
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.server.gateway import spec_path
@@ -77,7 +79,7 @@ def test_a_server_for_other_machines_is_exchanged_although_the_new_profile_has_a
 def test_the_gateway_goes_over_to_the_new_server(new_dir: Path) -> None:
     hand_over(new_dir)
 
-    assert seen(new_dir) == ("127.0.0.1:11", ("la2",), new_dir)
+    assert seen(new_dir) == ("127.0.0.1:11", ("la1", "la2"), new_dir)
 
 
 def test_an_interrupted_wait_for_the_last_requests_still_stops_the_old_server(new_dir: Path, monkeypatch) -> None:
@@ -102,3 +104,35 @@ def test_the_gateway_goes_back_if_something_fails_after_it_has_followed(new_dir:
         hand_over(new_dir)
 
     assert seen(new_dir) == ("triton:1", ("la1",), new_dir.parent)
+
+
+def test_the_gateway_goes_back_on_a_disk_that_is_full_meanwhile(new_dir: Path, monkeypatch) -> None:
+    """It stayed in front of the new server, which was then stopped, and ended with it."""
+    monkeypatch.setattr(fleet_switch, "_FOLLOW_S", 0.0)
+
+    def fail(*arguments: object) -> None:
+        monkeypatch.setattr("pipeline.files._partial_file", fail)  # from now on nothing can be written
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fleet_switch, "set_serving", fail)
+    with pytest.raises(OSError, match="No space"):
+        hand_over(new_dir)
+
+    url, ends_with, serving = seen(new_dir)
+    assert (url, serving) == ("triton:1", new_dir.parent)
+    assert "la1" in ends_with  # so the end of the new server does not end it
+    assert not list(spec_path(new_dir).parent.glob(".*"))
+
+
+def test_a_gateway_that_cannot_report_its_switch_goes_back(new_dir: Path, monkeypatch) -> None:
+    monkeypatch.setattr(fleet_switch, "_FOLLOW_S", 0.0)
+    monkeypatch.setattr(fleet_switch, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(fleet_switch, "about_full_disk", lambda folder: [f"The disk of {folder} is full."])
+    status_path(spec_path(new_dir)).unlink()
+    before = spec_path(new_dir).stat().st_mtime_ns
+
+    with pytest.raises(ServerError, match=r"the old one still serves\. The disk of .*gateway is full\."):
+        hand_over(new_dir)
+
+    assert seen(new_dir) == ("triton:1", ("la1",), new_dir.parent)
+    assert spec_path(new_dir).stat().st_mtime_ns > before  # the gateway polls it
