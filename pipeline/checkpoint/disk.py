@@ -111,7 +111,7 @@ def is_full(error: Exception) -> bool:
 
 def replace_folder(source: Path, target: Path) -> None:
     """Rename source to target, also while other processes replace it. An existing target is moved aside first and
-    removed last."""
+    removed last; it is moved back if the rename fails."""
     asides: list[Path] = []
     try:
         while True:
@@ -125,4 +125,7 @@ def replace_folder(source: Path, target: Path) -> None:
                 os.rename(target, asides[-1] / "old")
     finally:
         for aside in asides:
+            if not os.path.lexists(target):
+                with suppress(OSError):
+                    os.rename(aside / "old", target)
             shutil.rmtree(aside, ignore_errors=True)

@@ -12,10 +12,11 @@ Profiles with the same weights share them through hard links.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -32,7 +33,7 @@ from pipeline.config.schema import Frozen, ResolvedConfig
 from pipeline.engine.backend import backend_of
 from pipeline.engine.fingerprint import Fingerprint, commit, differences
 from pipeline.errors import BuildError, ConfigError
-from pipeline.files import wait_for_lock, write_atomically
+from pipeline.files import wait_for_lock, write_atomically, written_beside
 
 ENGINE, TOKENIZER, MANIFEST = "engine", "tokenizer", "manifest.json"
 LOCKS = ".locks"
@@ -131,15 +132,25 @@ def write_artifact(
         _describe(partial, resolved, fingerprint, cache_dir)
         for later in folder.glob("*"):
             if later.is_dir() and not (partial / later.name).exists():
-                later.rename(partial / later.name)
+                # Not moved: if the last step fails, as on a full disk, the server still needs it.
+                shutil.copytree(later, partial / later.name, symlinks=True, copy_function=link_or_copy)
     return load_artifact(folder, cache_dir)
 
 
 def refresh_resolved(artifact: Artifact, resolved: ResolvedConfig, cache_dir: Path) -> Artifact:
     """Replace the settings of an artifact by ones that differ only in keys that the engine does not depend on (server,
     drafting). Other files are untouched, so a server can use the folder meanwhile."""
-    write_atomically(artifact.folder / RESOLVED, dump_resolved(resolved))
-    _describe(artifact.folder, resolved, artifact.manifest.fingerprint, cache_dir)
+    text = dump_resolved(resolved)
+    content = text.encode()
+    entry = FileEntry(path=RESOLVED, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    files = [entry if other.path == RESOLVED else other for other in artifact.manifest.files]
+    described = _manifest(resolved, artifact.manifest.fingerprint, files)
+    settings, manifest = artifact.folder / RESOLVED, artifact.folder / MANIFEST
+    # Both are written before one is renamed: on a full disk the artifact stays as it is.
+    with written_beside(settings, text) as new_settings, written_beside(manifest, described) as new_manifest:
+        new_settings.chmod(0o644)
+        new_settings.replace(settings)
+        new_manifest.replace(manifest)
     return load_artifact(artifact.folder, cache_dir)
 
 
@@ -232,18 +243,23 @@ def _describe(folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, 
             path.chmod(0o644)
         name = path.relative_to(folder).as_posix()
         entries.append(FileEntry(path=name, size=path.stat().st_size, sha256=cached_sha256(path, cache_dir)))
+    write_atomically(folder / MANIFEST, _manifest(resolved, fingerprint, entries))
+
+
+def _manifest(resolved: ResolvedConfig, fingerprint: Fingerprint, files: Sequence[FileEntry]) -> str:
+    """Text of the manifest of an artifact that this command writes."""
     manifest = Manifest(
         model=resolved.model.name,
         profile=resolved.profile.name,
         fingerprint=fingerprint,
         fingerprint_digest=fingerprint.digest,
         lookahead_origin=resolved.lookahead.origin,
-        files=tuple(entries),
+        files=tuple(files),
         command=("lookahead", *sys.argv[1:]),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         commit=commit(),
     )
-    write_atomically(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+    return manifest.model_dump_json(indent=2) + "\n"
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -73,6 +73,25 @@ def test_two_processes_may_replace_a_folder_at_the_same_time(tmp_path: Path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
+def test_an_interruption_between_both_renames_keeps_the_old_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rename = tmp_path / "target", os.rename
+    (target / "old").mkdir(parents=True)
+
+    def renamed(source: Path, to: Path) -> None:
+        rename(source, to)
+        if source == target:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", renamed)
+    with pytest.raises(KeyboardInterrupt), atomic_folder(target) as partial:
+        (partial / "new").touch()
+
+    assert [path.name for path in target.iterdir()] == ["old"]
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
 def test_space_is_looked_up_on_the_disk_of_a_folder_that_is_still_to_be_made(tmp_path: Path) -> None:
     require_space(tmp_path / "a" / "b", 1, "A test", BuildError)
     with pytest.raises(BuildError, match="A test needs about"):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from pipeline import files
 from pipeline.backends.torch import TorchBackend
 from pipeline.checkpoint.fetch import fetch
 from pipeline.config.folders import Folders, folders
@@ -23,7 +26,7 @@ from pipeline.engine.build import build_engine
 from pipeline.engine.plan import engine_plan
 from pipeline.engine.removal import remove
 from pipeline.engine.torch import build as torch_build
-from pipeline.errors import BuildError, CheckpointError
+from pipeline.errors import BuildError, CheckpointError, UserError
 from tests.unit.engine.builds import CPU, tiny
 
 
@@ -135,6 +138,37 @@ def test_a_failing_build_keeps_the_old_engine_and_leaves_nothing_else(built: Pat
         build_engine(tiny(), where, force=True)
     assert load_artifact(built, where.cache).resolved == tiny()
     assert sorted(path.name for path in built.parent.iterdir()) == ["latency"]
+
+
+def test_an_update_that_fails_half_way_keeps_the_engine(built: Path, where: Folders, monkeypatch) -> None:
+    """The manifest did not fit the new settings, so the server of the engine could not start again."""
+    create = files._partial_file
+
+    def full(path: Path, mode: int) -> tuple[Path, BinaryIO]:
+        if path.name == "manifest.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(path, mode)
+
+    monkeypatch.setattr(files, "_partial_file", full)
+    with pytest.raises(OSError, match="No space"):
+        build_engine(tiny("server.http_port=8100"), where)
+    assert load_artifact(built, where.cache).resolved == tiny()
+
+
+def test_a_build_that_fails_in_its_last_step_keeps_the_repository(built: Path, where: Folders, monkeypatch) -> None:
+    (built / "repository" / "ensemble" / "1").mkdir(parents=True)
+    (built / "repository" / "ensemble" / "config.pbtxt").touch()
+
+    def replace_folder(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("pipeline.checkpoint.disk.replace_folder", replace_folder)
+        with pytest.raises(UserError, match="is full"):
+            build_engine(tiny(), where, force=True)
+    assert (built / "repository" / "ensemble" / "config.pbtxt").is_file(), "a server may run from it"
+    build_engine(tiny(), where, force=True)
+    assert {path.name for path in (built / "repository" / "ensemble").iterdir()} == {"1", "config.pbtxt"}
 
 
 @pytest.mark.usefixtures("no_weights")
