@@ -10,6 +10,7 @@ from pipeline.cli import options as shared
 from pipeline.cli import output
 from pipeline.config.folders import folders
 from pipeline.errors import ConfigError, UserError
+from pipeline.files import write_atomically
 
 dev = typer.Typer(help="Tools for development: generated files, versions, pass times.", no_args_is_help=True)
 
@@ -28,7 +29,7 @@ def generate(
     if check and stale:
         raise ConfigError(f"Out of date: {', '.join(map(str, stale))}. Run `lookahead dev generate`.")
     for path in stale:
-        path.write_text(files[path], encoding="utf-8")
+        write_atomically(path, files[path])
     output.say("\n".join(map(str, stale)) or "all generated files are up to date")
 
 

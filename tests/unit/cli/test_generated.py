@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+
+import pytest
 
 from pipeline.cli.generated import BEGIN, END, generated_files, page_with, schema_texts, stale_files
 from pipeline.config.folders import folders
+from tests.command_line import exit_code
 
 
 def test_the_generated_files_are_fresh() -> None:
@@ -31,3 +36,24 @@ def test_stale_tables_are_replaced_and_the_rest_stays(tmp_path: Path) -> None:
     assert text.endswith("\nafter\n")
     assert "| driver | 580 |" in text
     assert "stale words" not in text
+
+
+def test_a_page_that_cannot_be_written_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was emptied first, and without the lines around its tables it could not be generated again."""
+    page = tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n\nstale words\n\n{END}\n")
+    before = page.read_bytes()
+    monkeypatch.setattr("pipeline.cli.generated.generated_files", lambda home: {page: page_with(page, "| a |")})
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        assert exit_code("dev", "generate") == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert page.read_bytes() == before
+    assert exit_code("dev", "generate") == 0
+    assert "| a |" in page.read_text(encoding="utf-8")
