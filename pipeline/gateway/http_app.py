@@ -26,7 +26,7 @@ from pipeline.gateway.openai_body import CheckedChoices, checked_openai, checked
 from pipeline.gateway.openai_fields import Endpoint
 from pipeline.gateway.openai_output import ChoicesOutput, forward_openai
 from pipeline.gateway.openapi_page import PAGE
-from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.refusal import FieldError, Refusal
 from pipeline.gateway.request_headers import key_of, session_headers, timeout_of, trace_headers
 from pipeline.gateway.response_writer import JSON, ResponseWriter, Style
 from pipeline.gateway.responses_output import ResponsesOutput
@@ -75,7 +75,8 @@ class Handler:
         except Refusal as refusal:
             await answer.refuse(refusal)
         except RequestError as error:
-            await answer.refuse(Refusal(400, str(error)))
+            field = error.field if isinstance(error, FieldError) else None
+            await answer.refuse(Refusal(400, str(error), param=field))
         except Disconnected:
             pass
         except Exception:  # a bug of the gateway

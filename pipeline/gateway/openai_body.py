@@ -10,7 +10,7 @@ from pipeline.gateway.annotations import NAMESPACE, annotation
 from pipeline.gateway.bodies import Json, parse_json, write_json
 from pipeline.gateway.openai_fields import Endpoint, for_front_end
 from pipeline.gateway.openai_types import with_whole_numbers
-from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.refusal import FieldError
 from pipeline.gateway.responses_request import chat_request, response_head
 from pipeline.gateway.rewriting import Rewrite, alternatives, log_probs, move_figures, with_null_content, with_nulls
 from pipeline.gateway.tenants import Tenant
@@ -119,7 +119,7 @@ def _num_choices(value: object) -> int:
     if value is None:
         return 1
     if type(value) is not int or not 1 <= value <= _MAX_CHOICES:
-        raise Refusal(400, f"n is {value!r:.40}; it must be a whole number in 1 .. {_MAX_CHOICES}")
+        raise FieldError("n", f"is {value!r:.40}; it must be a whole number in 1 .. {_MAX_CHOICES}")
     return value
 
 

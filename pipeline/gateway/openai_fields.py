@@ -50,6 +50,7 @@ from pipeline.gateway.annotations import (
     annotation,
 )
 from pipeline.gateway.openai_types import check_openai_types
+from pipeline.gateway.refusal import FieldError
 from pipeline.gateway.response_guides import guided_fields, response_guide
 from pipeline.gateway.tool_guides import tool_guide
 
@@ -79,7 +80,7 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
     check_openai_types(sent, endpoint)
     _refuse_unsupported(sent)
     if sent.pop("verbosity", "medium") != "medium":  # the default of OpenAI's API
-        raise RequestError("verbosity is not supported; leave it out")
+        raise FieldError("verbosity", "is not supported; leave it out")
     if "stream_options" in sent:
         sent["stream_options"] = {"include_usage": False} | sent["stream_options"]
     if endpoint == "chat" and "messages" in sent:
@@ -121,13 +122,13 @@ def _extension(sent: dict[str, Any]) -> dict[str, Any]:
     """The field `nvext` without greed_sampling, which becomes the temperature 0 in `sent`."""
     extension = sent.get("nvext") or {}
     if not isinstance(extension, Mapping):
-        raise RequestError("nvext must be an object")
+        raise FieldError("nvext", "must be an object")
     for name in _IGNORED_EXTENSIONS:
         if extension.get(name):
-            raise RequestError(f"nvext.{name} is not supported; leave it out")
+            raise FieldError(f"nvext.{name}", "is not supported; leave it out")
     greedy = extension.get(_GREEDY)
     if greedy is not None and type(greedy) is not bool:
-        raise RequestError(f"nvext.{_GREEDY} must be true or false")
+        raise FieldError(f"nvext.{_GREEDY}", "must be true or false")
     if greedy:
         sent["temperature"] = 0
     return {name: value for name, value in extension.items() if name != _GREEDY}
@@ -136,21 +137,21 @@ def _extension(sent: dict[str, Any]) -> dict[str, Any]:
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name in _IGNORED:
         if body.get(name):
-            raise RequestError(f"{name} is not supported; leave it out")
+            raise FieldError(name, "is not supported; leave it out")
     if body.get("detokenize") is False:
-        raise RequestError("detokenize must be true: the output is a text; leave detokenize out")
+        raise FieldError("detokenize", "must be true: the output is a text; leave detokenize out")
     if "web_search_options" in body:
-        raise RequestError("web_search_options is not supported: the server does not search the web; leave it out")
+        raise FieldError("web_search_options", "is not supported: the server does not search the web; leave it out")
     if body.get("modalities", ["text"]) != ["text"]:
-        raise RequestError('modalities must be ["text"]; this model writes text')
+        raise FieldError("modalities", 'must be ["text"]; this model writes text')
     if body.get("top_logprobs") and body.get("logprobs", False) is False:
-        raise RequestError("top_logprobs needs logprobs; send logprobs: true, too")
+        raise FieldError("top_logprobs", "needs logprobs; send logprobs: true, too")
     if body.get("echo"):
-        raise RequestError("echo is not supported: a response has no tokens of the prompt; leave echo out")
+        raise FieldError("echo", "is not supported: a response has no tokens of the prompt; leave echo out")
     if body.get("best_of") not in (None, 1):
-        raise RequestError("best_of is not supported; send n for several choices")
+        raise FieldError("best_of", "is not supported; send n for several choices")
     if body.get("suffix"):
-        raise RequestError("suffix is not supported: the model writes text only after the prompt; leave it out")
+        raise FieldError("suffix", "is not supported: the model writes text only after the prompt; leave it out")
 
 
 def _with_text_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -172,21 +173,21 @@ def _limit_tools(sent: dict[str, Any]) -> None:
     allowed, tools = choice.get("allowed_tools"), sent.get("tools")
     listed = allowed.get("tools") if isinstance(allowed, Mapping) else None
     if not isinstance(allowed, Mapping) or allowed.get("mode") not in ("auto", "required") or not _are_tools(listed):
-        raise RequestError("tool_choice.allowed_tools must have a mode (auto or required) and tools")
+        raise FieldError("tool_choice.allowed_tools", "must have a mode (auto or required) and tools")
     names = [tool["function"]["name"] for tool in listed]
     by_name = {tool["function"]["name"]: tool for tool in tools} if _are_tools(tools) else {}
     if unknown := [name for name in names if name not in by_name]:
-        raise RequestError(f"tool_choice allows {unknown[0][:80]!r}, which is not in tools")
+        raise FieldError("tool_choice", f"allows {unknown[0][:80]!r}, which is not in tools")
     sent |= {"tools": [by_name[name] for name in names], "tool_choice": allowed["mode"]}
 
 
 def _check_tools(sent: Mapping[str, Any]) -> None:
-    """Raise RequestError for tools, or a choice of them, of another form than OpenAI's."""
+    """Raise FieldError for tools, or a choice of them, of another form than OpenAI's."""
     if sent.get("tools", []) != [] and not _are_tools(sent["tools"]):
-        raise RequestError(f'tools must be a list of {{"type": "function", {_FUNCTION}, "parameters": {{...}}}}}}')
+        raise FieldError("tools", f'must be a list of {{"type": "function", {_FUNCTION}, "parameters": {{...}}}}}}')
     choice = sent.get("tool_choice", "none")
     if choice not in ("none", "auto", "required") and not _are_tools([choice]):
-        raise RequestError(f'tool_choice must be none, auto, required, or {{"type": "function", {_FUNCTION}}}}}')
+        raise FieldError("tool_choice", f'must be none, auto, required, or {{"type": "function", {_FUNCTION}}}}}')
 
 
 def _are_tools(value: object) -> TypeGuard[list[Mapping[str, Any]]]:
@@ -218,7 +219,7 @@ def _prediction(sent: dict[str, Any]) -> dict[str, str]:
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         content = "".join(part for part in parts if isinstance(part, str)) if None not in parts else None
     if not isinstance(content, str):
-        raise RequestError('prediction must be {"type": "content", "content": "..."}')
+        raise FieldError("prediction", 'must be {"type": "content", "content": "..."}')
     return {PREDICTION: content} if content else {}
 
 
@@ -240,5 +241,5 @@ def _tools(sent: Mapping[str, Any], parser: str | None, has_guide: bool) -> dict
 def _texts(extension: Mapping[str, Any], name: str) -> list[str]:
     value = extension.get(name) or []
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise RequestError(f"nvext.{name} must be a list of texts")
+        raise FieldError(f"nvext.{name}", "must be a list of texts")
     return value

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from pipeline.errors import RequestError
 from pipeline.gateway.bodies import shown
+from pipeline.gateway.refusal import FieldError
 
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 _Word = Annotated[str, Field(min_length=1)]
@@ -24,13 +24,21 @@ _Prompt = str | Annotated[list[str], Field(fail_fast=True)] | _Ids | Annotated[l
 # Type of each field, and its description.
 _Expected = tuple[TypeAdapter[Any], str]
 _SWITCH: _Expected = TypeAdapter(bool), "true or false"
-_NUMBERS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty")
+# Least and largest value of each number.
+_NUMBERS = {
+    **dict.fromkeys(("temperature", "repetition_penalty"), (0, 2)),
+    **dict.fromkeys(("top_p", "min_p"), (0, 1)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), (-2, 2)),
+}
 _LIMITS = ("max_tokens", "max_completion_tokens")
-_COUNTS = ("min_tokens", "top_logprobs")
 _EXPECTED: dict[str, _Expected] = {
-    **dict.fromkeys(_NUMBERS, (TypeAdapter(float), "a number")),
+    **{
+        name: (TypeAdapter(Annotated[float, Field(ge=least, le=most)]), f"a number in {least} .. {most}")
+        for name, (least, most) in _NUMBERS.items()
+    },
     **dict.fromkeys(_LIMITS, (TypeAdapter(_Positive), f"a whole number in 1 .. {_LARGEST}")),
-    **dict.fromkeys(_COUNTS, (TypeAdapter(_Unsigned), f"a whole number in 0 .. {_LARGEST}")),
+    "min_tokens": (TypeAdapter(_Unsigned), f"a whole number in 0 .. {_LARGEST}"),
+    "top_logprobs": (TypeAdapter(Annotated[int, Field(ge=0, le=20)]), "a whole number in 0 .. 20"),
     **dict.fromkeys(("stream", "ignore_eos", "parallel_tool_calls"), _SWITCH),
     **dict.fromkeys(("model", "strategy", "guided_regex", "guided_grammar"), (TypeAdapter(str), "a text")),
     "num_draft_tokens": (TypeAdapter(int), "a whole number"),
@@ -57,7 +65,10 @@ _OF_ENDPOINT: dict[str, dict[str, _Expected]] = {
 _OF_MESSAGE = {"name": (str, "a text"), "tool_call_id": (str, "a text"), "tool_calls": (list, "a list of calls")}
 
 # Fields of whole numbers, of all endpoints.
-_WHOLE = (*_LIMITS, *_COUNTS, "max_output_tokens", "n", "seed", "top_k", "logprobs", "num_draft_tokens")
+_WHOLE = (
+    *(*_LIMITS, "max_output_tokens", "min_tokens", "num_draft_tokens"),
+    *("n", "seed", "top_k", "logprobs", "top_logprobs"),
+)
 # A larger number is not exact as a float.
 _EXACT = 1 << 53
 
@@ -69,38 +80,38 @@ def with_whole_numbers(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_openai_types(body: Mapping[str, Any], endpoint: Literal["chat", "completions"]) -> None:
-    """Raise RequestError for a field of a wrong type. The front end reports missing ones."""
+    """Raise FieldError for a field of a wrong type. The front end reports missing ones."""
     expected = _EXPECTED | _OF_ENDPOINT[endpoint]
     for name in filter(expected.__contains__, body):
         kind, description = expected[name]
         try:
             kind.validate_python(body[name], strict=True)
         except ValidationError as error:
-            raise RequestError(f"{name} must be {description}; found {shown(body[name])}") from error
+            raise FieldError(name, f"must be {description}; found {shown(body[name])}") from error
     if endpoint == "chat":
         _check_messages(body.get("messages", []))
 
 
 def _check_messages(messages: object) -> None:
     if not isinstance(messages, list):
-        raise RequestError('messages must be a list, such as [{"role": "user", "content": "Hello"}]')
+        raise FieldError("messages", 'must be a list, such as [{"role": "user", "content": "Hello"}]')
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise RequestError(f'messages[{number}] must be an object, such as {{"role": "user", "content": "Hello"}}')
+            raise FieldError(f"messages[{number}]", 'must be an object, such as {"role": "user", "content": "Hello"}')
         role, content = message.get("role"), message.get("content")
         if role not in _ROLES:
-            raise RequestError(f"messages[{number}].role must be one of {', '.join(_ROLES)}; found {shown(role)}")
+            raise FieldError(f"messages[{number}].role", f"must be one of {', '.join(_ROLES)}; found {shown(role)}")
         if role not in ("assistant", "function") and not isinstance(content, str | list):
-            raise RequestError(f"messages[{number}].content must be a text or a list of parts")
+            raise FieldError(f"messages[{number}].content", "must be a text or a list of parts")
         if content == []:
-            raise RequestError(f"messages[{number}].content is an empty list; send a text, or parts of one")
+            raise FieldError(f"messages[{number}].content", "is an empty list; send a text, or parts of one")
         for place, part in enumerate(content if isinstance(content, list) else []):
             kind = part.get("type") if isinstance(part, Mapping) else None
             if isinstance(kind, str) and kind not in ("text", "refusal"):
                 kind = kind[:40]
-                raise RequestError(f"messages[{number}].content has a part of type {kind!r}; this model reads text")
+                raise FieldError(f"messages[{number}].content", f"has a part of type {kind!r}; this model reads text")
             if not isinstance(kind, str) or not isinstance(part.get(kind), str):
-                raise RequestError(f'messages[{number}].content[{place}] must be {{"type": "text", "text": "..."}}')
+                raise FieldError(f"messages[{number}].content[{place}]", 'must be {"type": "text", "text": "..."}')
         for name, (type_, description) in _OF_MESSAGE.items():
             if not isinstance(message.get(name), type_ | None):
-                raise RequestError(f"messages[{number}].{name} must be {description}; found {shown(message[name])}")
+                raise FieldError(f"messages[{number}].{name}", f"must be {description}; found {shown(message[name])}")

@@ -94,7 +94,13 @@ _SCHEMAS = {
     "TritonError": _object(("error",), error=_TEXT),
     "OpenAIError": _object(
         ("error",),
-        error=_object(("message", "type", "code"), message=_TEXT, type=_TEXT, code={"type": ["integer", "string"]}),
+        error=_object(
+            ("message", "type", "code", "param"),
+            message=_TEXT,
+            type=_TEXT,
+            code={"type": ["integer", "string"]},
+            param={"type": ["string", "null"]},
+        ),
     ),
     "Generate": _GENERATE,
     "Generated": _object(("text_output",), text_output=_TEXT, finish_reason=_TEXT),

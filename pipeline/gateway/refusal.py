@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import grpc
 
+from pipeline.errors import RequestError
+
 _GRPC_CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -23,10 +25,19 @@ _GRPC_CODES = {
 FINAL = {"x-should-retry": "false"}
 
 
+class FieldError(RequestError):
+    """Raised for a wrong field of a request of the OpenAI API. field: its path, with which the sentence begins. reason:
+    the rest of the sentence."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field} {reason}")
+        self.field = field
+
+
 class Refusal(Exception):
     """Raised for a request that the gateway refuses. sentence: message for the client. retry_after_s: value of the
     header Retry-After, if a retry may help. headers: further headers of the response. code: error code of the OpenAI
-    API, if it is not the status."""
+    API, if it is not the status. param: the wrong field of the request, if it is one."""
 
     def __init__(
         self,
@@ -35,9 +46,11 @@ class Refusal(Exception):
         retry_after_s: int | None = None,
         headers: Mapping[str, str] | None = None,
         code: str | None = None,
+        param: str | None = None,
     ) -> None:
         super().__init__(sentence)
         self.code = code
+        self.param = param
         self.status = status
         self.sentence = sentence
         self.retry_after_s = retry_after_s

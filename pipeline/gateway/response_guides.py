@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import regex_of_choices
+from pipeline.gateway.refusal import FieldError
 from pipeline.gateway.tool_guides import schema_rules
 
 _TEXTS = {"guided_regex": "regex", "guided_grammar": "ebnf_grammar"}
@@ -41,7 +42,7 @@ def guided_fields(outputs: object) -> dict[str, Any]:
         {name: value for name, value in outputs.items() if value is not None} if isinstance(outputs, Mapping) else {}
     )
     if not given or not given.keys() <= set(_STRUCTURED):
-        raise RequestError(f"structured_outputs must have one of {', '.join(_STRUCTURED)}, and nothing else")
+        raise FieldError("structured_outputs", f"must have one of {', '.join(_STRUCTURED)}, and nothing else")
     return {f"guided_{name}": value for name, value in given.items()}
 
 
@@ -49,18 +50,18 @@ def _response_format(value: object) -> tuple[str, str] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        raise RequestError('response_format must be an object such as {"type": "json_object"}')
+        raise FieldError("response_format", 'must be an object such as {"type": "json_object"}')
     kind = value.get("type")
     if kind == "text":
         return None
     if kind == "json_object":
         schema = value.get("schema", value.get("value"))  # as llama.cpp takes it, and as Hugging Face's client sends it
         if schema is not None and not isinstance(schema, Mapping):
-            raise RequestError("the schema of a response_format must be an object")
+            raise FieldError("response_format.schema", "must be an object")
         return ("json", "") if schema is None else ("json_schema", json.dumps(schema))
     if kind == "json_schema":
         schema = value.get("json_schema")
         if isinstance(schema, Mapping) and isinstance(schema.get("schema"), Mapping):
             return "json_schema", json.dumps({**schema_rules(schema.get("strict") is not False), **schema["schema"]})
-        raise RequestError('response_format.json_schema must be {"name": "...", "schema": {...}}')
-    raise RequestError(f"response_format has type {kind!r}; it must be text, json_object or json_schema")
+        raise FieldError("response_format.json_schema", 'must be {"name": "...", "schema": {...}}')
+    raise FieldError("response_format", f"has type {kind!r}; it must be text, json_object or json_schema")

@@ -14,6 +14,8 @@ Style = Literal["triton", "openai"]
 JSON = {"content-type": "application/json"}
 _STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+# Codes of OpenAI's API by status.
+_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 
 
 class ResponseWriter:
@@ -65,4 +67,5 @@ def _error_body(refusal: Refusal, style: Style) -> dict[str, Any]:
     if style == "triton":
         return {"error": refusal.sentence}
     kind = _TYPES.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "server_error")
-    return {"error": {"message": refusal.sentence, "type": kind, "code": refusal.code or refusal.status, "param": None}}
+    code = refusal.code or _CODES.get(refusal.status, refusal.status)
+    return {"error": {"message": refusal.sentence, "type": kind, "code": code, "param": refusal.param}}

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.errors import RequestError
 from pipeline.gateway.bodies import Json, shown
 from pipeline.gateway.generate_body import positive
+from pipeline.gateway.refusal import FieldError
 
 _ROLES = ("user", "assistant", "system", "developer")
 _REFUSED = {
@@ -50,12 +50,12 @@ def chat_request(body: Mapping[str, Any]) -> Json:
     sent = {name: value for name, value in body.items() if value is not None}
     for name, reason in _REFUSED.items():
         if sent.pop(name, False):
-            raise RequestError(f"{name} is not supported: {reason}")
+            raise FieldError(name, f"is not supported: {reason}")
     for name, other in _OF_CHAT.items():
         if name in sent:
-            raise RequestError(f"the Responses API has no field {name}; send {other}")
+            raise FieldError(name, f"is not a field of the Responses API; send {other}")
     if sent.get("truncation", "disabled") != "disabled":
-        raise RequestError('truncation must be "disabled": the server cuts no input')
+        raise FieldError("truncation", 'must be "disabled": the server cuts no input')
     sent |= _log_probs(sent) | _text_options(sent.pop("text", {})) | _reasoning(sent.pop("reasoning", {}))
     messages = [{"role": "system", "content": _text(sent, "instructions", "")}] if "instructions" in sent else []
     sent["messages"] = messages + _messages(sent.get("input"))
@@ -65,7 +65,7 @@ def chat_request(body: Mapping[str, Any]) -> Json:
         sent["tool_choice"] = _tool_choice(sent["tool_choice"])
     if (limit := sent.pop("max_output_tokens", None)) is not None:
         if positive(limit) is None:
-            raise RequestError(f"max_output_tokens must be a whole number of at least 1; found {shown(limit)}")
+            raise FieldError("max_output_tokens", f"must be a whole number of at least 1; found {shown(limit)}")
         sent["max_completion_tokens"] = limit
     kept = {name: value for name, value in sent.items() if name not in ("instructions", "input", *_WITHOUT_EFFECT)}
     return kept | ({"stream_options": {"include_usage": True}} if sent.get("stream") else {})
@@ -102,24 +102,24 @@ def _log_probs(sent: Json) -> Json:
 def _text_options(text: Any) -> Json:
     """The response format."""
     if not isinstance(text, Mapping):
-        raise RequestError(f'text must be an object such as {{"format": {{"type": "text"}}}}; found {shown(text)}')
+        raise FieldError("text", f'must be an object such as {{"format": {{"type": "text"}}}}; found {shown(text)}')
     if text.get("verbosity") not in (None, "medium"):
-        raise RequestError("text.verbosity is not supported; leave it out")
+        raise FieldError("text.verbosity", "is not supported; leave it out")
     if (found := text.get("format")) is None:
         return {}
     kind = found.get("type") if isinstance(found, Mapping) else None
     if kind not in ("text", "json_object", "json_schema"):
-        raise RequestError(f"text.format must have type text, json_object or json_schema; found {shown(found)}")
+        raise FieldError("text.format", f"must have type text, json_object or json_schema; found {shown(found)}")
     if kind != "json_schema":
         return {"response_format": {"type": kind}}
     if not isinstance(found.get("schema"), Mapping):
-        raise RequestError('text.format must be {"type": "json_schema", "name": "...", "schema": {...}}')
+        raise FieldError("text.format", 'must be {"type": "json_schema", "name": "...", "schema": {...}}')
     return {"response_format": {"type": kind, "json_schema": {key: found[key] for key in found if key != "type"}}}
 
 
 def _reasoning(reasoning: Any) -> Json:
     if not isinstance(reasoning, Mapping):
-        raise RequestError(f'reasoning must be an object such as {{"effort": "low"}}; found {shown(reasoning)}')
+        raise FieldError("reasoning", f'must be an object such as {{"effort": "low"}}; found {shown(reasoning)}')
     return {} if reasoning.get("effort") is None else {"reasoning_effort": reasoning["effort"]}
 
 
@@ -144,15 +144,14 @@ def _messages(items: Any) -> list[Json]:
             content = _content(item.get("output"), f"{place}.output")
             messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", f"{place}."), "content": content})
         elif kind != "reasoning":
-            raise RequestError(
-                f"{place} must be a message, a function_call or a function_call_output; found {shown(kind or item)}"
-            )
+            kinds = "a message, a function_call or a function_call_output"
+            raise FieldError(place, f"must be {kinds}; found {shown(kind or item)}")
     return messages
 
 
 def _message(item: Mapping[str, Any], place: str) -> Json:
     if item.get("role") not in _ROLES:
-        raise RequestError(f"{place}.role must be one of {', '.join(_ROLES)}; found {shown(item.get('role'))}")
+        raise FieldError(f"{place}.role", f"must be one of {', '.join(_ROLES)}; found {shown(item.get('role'))}")
     return {"role": item["role"], "content": _content(item.get("content"), f"{place}.content")}
 
 
@@ -164,10 +163,10 @@ def _content(content: Any, place: str) -> str | list[Json]:
     for number, part in enumerate(_list(content, place, "a text or a list of parts")):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in (*_TEXT_PARTS, "refusal"):
-            raise RequestError(f"{place}[{number}] has type {shown(kind)}; this model reads text")
+            raise FieldError(f"{place}[{number}]", f"has type {shown(kind)}; this model reads text")
         texts.append(_text(part, "refusal" if kind == "refusal" else "text", f"{place}[{number}]."))
     if not texts:
-        raise RequestError(f"{place} is an empty list; send a text, or parts of one")
+        raise FieldError(place, "is an empty list; send a text, or parts of one")
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
 
 
@@ -175,7 +174,7 @@ def _tool(tool: Any, place: str) -> Json:
     """A function in the form of the chat API, which `openai_fields` checks."""
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
         found = tool.get("type") if isinstance(tool, Mapping) else tool
-        raise RequestError(f"{place} must have type function: the server runs no tools; found {shown(found)}")
+        raise FieldError(place, f"must have type function: the server runs no tools; found {shown(found)}")
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
@@ -190,12 +189,12 @@ def _tool_choice(choice: Mapping[str, Any]) -> Json:
 
 def _list(value: Any, name: str, description: str = "a list") -> Sequence[Any]:
     if not isinstance(value, list):
-        raise RequestError(f"{name} must be {description}; found {shown(value)}")
+        raise FieldError(name, f"must be {description}; found {shown(value)}")
     return value
 
 
 def _text(item: Mapping[str, Any], name: str, place: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise RequestError(f"{place}{name} must be a text; found {shown(value)}")
+        raise FieldError(f"{place}{name}", f"must be a text; found {shown(value)}")
     return value

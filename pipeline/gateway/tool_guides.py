@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import RequestError
+from pipeline.gateway.refusal import FieldError
 
 HERMES = "hermes"
 _BEGIN, _END = "<tool_call>", "\n</tool_call>"
@@ -31,14 +31,14 @@ Functions = Mapping[str, Mapping[str, Any]]
 def tool_guide(functions: Functions, choice: Any, parallel: bool, parser: str | None) -> tuple[str, str] | None:
     """Type and text of the guide; None for unconstrained output. functions: by name, as in the request. choice: "auto",
     "required" or {"name": ...}. parallel: whether several calls are allowed. parser: Dynamo's name of the parser of the
-    model's calls. Raises RequestError if the choice names an unknown function."""
+    model's calls. Raises FieldError if the choice names an unknown function."""
     if choice == "required":
         return "json_schema", json.dumps(_calls(functions, parallel))
     if choice == "auto":
         return ("structural_tag", json.dumps(_hermes_calls(functions))) if parser == HERMES else None
     name = choice["name"]
     if name not in functions:
-        raise RequestError(f"tool_choice names {name!r}, and tools hold {', '.join(functions)}")
+        raise FieldError("tool_choice", f"names {name!r}, and tools hold {', '.join(functions)}")
     return "json_schema", json.dumps(_with_rules(functions[name]))
 
 

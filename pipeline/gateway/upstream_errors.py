@@ -46,7 +46,7 @@ def unavailable() -> Refusal:
 def unknown_model(name: str) -> Refusal:
     """Refusal of a request for a model that the OpenAI front end does not serve."""
     sentence = f"there is no model {name[:80]!r}; GET /v1/models lists the models"
-    return Refusal(404, sentence, code="model_not_found")
+    return Refusal(404, sentence, code="model_not_found", param="model")
 
 
 def refusal_of(status: int, text: str, request_id: str) -> Refusal:

@@ -162,7 +162,7 @@ def test_a_prediction_is_verified_and_counted(client):
         ({"extra_body": {"nvext": {"annotations": ["strategy:magic"]}}}, "strategy is 'magic'"),
         ({"extra_body": {"nvext": {"annotations": ["logit_bias:{}x"]}}}, "logit_bias must be an object"),
         ({"messages": [{"role": "user", "content": "the rat " * 20_000}]}, "maximum context length"),
-        ({"logprobs": True, "top_logprobs": 21}, "must be between 0 and 20, got 21"),
+        ({"logprobs": True, "top_logprobs": 21}, r"top_logprobs must be a whole number in 0 \.\. 20; found 21"),
     ],
 )
 def test_a_wrong_request_gets_the_reason(client, wrong, sentence):

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import RequestError
 from pipeline.gateway.openai_body import checked_openai
-from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.refusal import FieldError, Refusal
 
 
 def test_the_openai_api_gets_the_tenants_namespace(alice):
@@ -43,10 +43,8 @@ def test_the_limit_of_tokens_is_that_of_the_forwarded_request(alice):
 
 @pytest.mark.parametrize("number", [0, -1, 129, 1.5, True, "2"])
 def test_a_number_of_choices_that_is_none_is_refused(alice, number):
-    with pytest.raises(Refusal, match=rf"^n is {number!r}; it must be a whole number in 1 \.\. 128") as refused:
+    with pytest.raises(FieldError, match=rf"^n is {number!r}; it must be a whole number in 1 \.\. 128"):
         checked_openai("chat", json.dumps({"n": number}).encode(), alice)
-
-    assert refused.value.status == 400
 
 
 def test_a_conversation_is_known_by_its_beginning_from_the_second_turn_on(alice):

@@ -140,7 +140,7 @@ def test_statistics_are_asked_for_in_either_way():
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs must have one of json, regex"),
         ({"structured_outputs": ["a"]}, "structured_outputs must have one of json, regex"),
         ({"structured_outputs": {}}, "structured_outputs must have one of json, regex"),
-        ({"response_format": {"type": "json_object", "schema": "{}"}}, "the schema of a response_format must be"),
+        ({"response_format": {"type": "json_object", "schema": "{}"}}, "response_format.schema must be an object"),
         ({"guided_choice": "a"}, "guided_choice must be a list"),
         ({"guided_choice": []}, "guided_choice must be a list"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),

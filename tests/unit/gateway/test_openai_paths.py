@@ -27,8 +27,35 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 def test_openai_errors_have_openais_form():
     answer = send(behind(), "POST", "/v1/chat/completions", spec_of(api_key("alice")), json={})
 
-    assert answer.json()["error"]["type"] == "authentication_error"
-    assert answer.json()["error"]["code"] == 401
+    assert answer.json()["error"] == {
+        "message": "an API key is needed; send it as `Authorization: Bearer KEY`",
+        "type": "authentication_error",
+        "code": "invalid_api_key",
+        "param": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"n": 0}, "n"),
+        ("completions", {"temperature": 3}, "temperature"),
+        ("completions", {"echo": True}, "echo"),
+        ("completions", {"prompt": [-1]}, "prompt"),
+        ("chat/completions", {"messages": [{"role": "boss"}]}, "messages[0].role"),
+        ("chat/completions", {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ("chat/completions", {"response_format": {"type": "json_object"}, "guided_regex": "a"}, None),
+        ("responses", {"input": 5}, "input"),
+        ("responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
+        ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+    ],
+)
+def test_an_error_names_the_field(path, body, param):
+    answer = send(behind(), "POST", f"/v1/{path}", json={"model": "m"} | body)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert answer.json()["error"]["message"].startswith(f"{param or 'response_format and guided_*'} ")
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat", "/v1/", "/v1/models/a/b/c", "/v1/responses/resp_1"])
@@ -148,7 +175,7 @@ def test_a_completion_for_a_model_that_nobody_has_is_not_sent_again():
     ):
         assert answer.status_code == 404
         error = answer.json()["error"]
-        assert error["code"] == "model_not_found"
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
         assert error["message"] == "there is no model 'org/other'; GET /v1/models lists the models"
     assert len(back.requests) == 2
 
