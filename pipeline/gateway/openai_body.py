@@ -63,6 +63,8 @@ def _checked(
 ) -> CheckedChoices:
     """num_bytes: of the client's request."""
     num_choices = _num_choices(value.pop("n", None))
+    if value.get("best_of") == num_choices:  # then all of them are returned
+        del value["best_of"]
     sent = for_front_end(value, endpoint, tool_call_parser)
     max_tokens = sent["max_completion_tokens" if "max_completion_tokens" in sent else "max_tokens"]
     extension = sent["nvext"]

@@ -19,7 +19,7 @@ stream_options without include_usage       completed: the front end requires it
 top_logprobs of 0                          removed: the front end would return no log probabilities at all
 nvext.greed_sampling                       becomes a temperature of 0: the front end drops the temperature, and the
                                            default would be 1
-a field of null, user, safety_identifier, prompt_cache_key, prompt_cache_retention
+a field of null, user, safety_identifier, prompt_cache_*, and those of vLLM with the value of _AS_SERVED
                                            removed: without effect on the output, and the front end refuses them, or an
                                            empty user
 
@@ -60,10 +60,22 @@ _MAX_TOKENS: Mapping[Endpoint, int] = {"chat": 1 << 20, "completions": 16}
 # Annotations removed from a client's request: wrong ones would corrupt the worker's token counts or grammar.
 _RESERVED = (f"{MAX_TOKENS}:", f"{GUIDE_TYPE}:", f"{GUIDE}:", f"{TOOLS}:", f"{PLAIN_TEXT}:")
 # Fields of OpenAI's API without effect on the output.
-_WITHOUT_EFFECT = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+_WITHOUT_EFFECT = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
+# Unsupported fields of OpenAI's API and of vLLM, with the value that asks for what the server does: their default.
+_AS_SERVED: Mapping[str, Any] = {
+    "verbosity": "medium",
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "include_reasoning": True,
+    "length_penalty": 1,
+    "priority": 0,
+    "return_token_ids": False,
+    "spaces_between_special_tokens": True,
+    "use_beam_search": False,
+}
 # Fields that front end or worker ignore.
 _IGNORED = (
-    *("include_stop_str_in_output", "prompt_logprobs", "prompt_embeds", "audio"),
+    *("include_stop_str_in_output", "prompt_logprobs", "prompt_embeds", "audio", "verbosity"),
     *("allowed_token_ids", "bad_words_token_ids", "guided_whitespace_pattern"),
 )
 _IGNORED_EXTENSIONS = ("use_raw_prompt", "max_thinking_tokens", "metadata_upload")
@@ -74,13 +86,12 @@ _FUNCTION = '"function": {"name": "..."'
 def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser: str | None) -> dict[str, Any]:
     """Convert a client's request to the request to the front end. tool_call_parser: Dynamo's parser of the model's
     calls. Raises RequestError for an unsupported field or a value of a wrong type."""
-    sent = {name: value for name, value in body.items() if value is not None and name not in _WITHOUT_EFFECT}
+    without_effect = {*_WITHOUT_EFFECT, *(name for name, value in _AS_SERVED.items() if body.get(name) == value)}
+    sent = {name: value for name, value in body.items() if value is not None and name not in without_effect}
     if (outputs := sent.pop("structured_outputs", None)) is not None:
         sent |= guided_fields(outputs)
     check_openai_types(sent, endpoint)
     _refuse_unsupported(sent)
-    if sent.pop("verbosity", "medium") != "medium":  # the default of OpenAI's API
-        raise FieldError("verbosity", "is not supported; leave it out")
     if "stream_options" in sent:
         sent["stream_options"] = {"include_usage": False} | sent["stream_options"]
     if endpoint == "chat" and "messages" in sent:
@@ -92,6 +103,8 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
     if words := sent.pop("stop", []):
         options[STOP_WORDS] = json.dumps([words] if isinstance(words, str) else words)
     options |= {name: json.dumps(value) for name in (STOP_TOKENS, LOGIT_BIAS) if (value := sent.pop(name, None))}
+    if _requires_call(sent):  # a format is one of texts; the output is none, as with OpenAI and vLLM
+        response_guide({"response_format": sent.pop("response_format", None)})
     if guide := response_guide(sent):
         options |= {GUIDE_TYPE: guide[0], GUIDE: guide[1]}
     options |= _tools(sent, tool_call_parser, GUIDE_TYPE in options)
@@ -149,7 +162,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     if body.get("echo"):
         raise FieldError("echo", "is not supported: a response has no tokens of the prompt; leave echo out")
     if body.get("best_of") not in (None, 1):
-        raise FieldError("best_of", "is not supported; send n for several choices")
+        raise FieldError("best_of", "is not supported, unless it is n; send n for several choices")
     if body.get("suffix"):
         raise FieldError("suffix", "is not supported: the model writes text only after the prompt; leave it out")
 
@@ -223,6 +236,11 @@ def _prediction(sent: dict[str, Any]) -> dict[str, str]:
     return {PREDICTION: content} if content else {}
 
 
+def _requires_call(sent: Mapping[str, Any]) -> bool:
+    """Whether the output of a request is a call."""
+    return bool(sent.get("tools")) and sent.get("tool_choice", "auto") not in ("none", "auto")
+
+
 def _tools(sent: Mapping[str, Any], parser: str | None, has_guide: bool) -> dict[str, str]:
     """The mark of a request with tools, and their guide. Empty if no call is allowed. sent: a request that
     `_check_tools` accepts. has_guide: whether the request has another guide."""
@@ -232,7 +250,7 @@ def _tools(sent: Mapping[str, Any], parser: str | None, has_guide: bool) -> dict
     if isinstance(choice, Mapping):
         choice = choice["function"]
     if has_guide and choice != "auto":
-        raise RequestError("response_format and guided_* cannot be combined with a tool_choice that requires a call")
+        raise RequestError("guided_* cannot be combined with a tool_choice that requires a call")
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     guide = tool_guide(functions, choice, sent.get("parallel_tool_calls") is not False, parser)
     return {TOOLS: "true"} | ({GUIDE_TYPE: guide[0], GUIDE: guide[1]} if guide and not has_guide else {})

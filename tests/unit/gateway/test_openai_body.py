@@ -47,6 +47,16 @@ def test_a_number_of_choices_that_is_none_is_refused(alice, number):
         checked_openai("chat", json.dumps({"n": number}).encode(), alice)
 
 
+@pytest.mark.parametrize(("number", "best_of"), [(None, 1), (3, 3)])
+def test_the_best_of_all_choices_are_all_choices(alice, number, best_of):
+    checked = checked_openai(
+        "completions", json.dumps({"prompt": "a", "n": number, "best_of": best_of}).encode(), alice
+    )
+
+    assert len(checked.requests) == best_of
+    assert all("best_of" not in request for request in checked.requests)
+
+
 def test_a_conversation_is_known_by_its_beginning_from_the_second_turn_on(alice):
     first, answer, second, third = ({"role": role, "content": role} for role in ("user", "assistant", "user", "user"))
 

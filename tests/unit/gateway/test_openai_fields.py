@@ -176,7 +176,10 @@ def test_fields_without_effect_are_left_out():
     fields = {"user": "", "verbosity": None, "stop": None, "safety_identifier": "a", "prompt_cache_key": "b"}
 
     assert for_front_end(BODY | fields, "chat", None) == for_front_end(BODY, "chat", None)
-    assert for_front_end(BODY | {"verbosity": "medium"}, "chat", None) == for_front_end(BODY, "chat", None)
+    neutral = {"verbosity": "medium", "priority": 0, "length_penalty": 1.0, "add_generation_prompt": True}
+    neutral |= {"prompt_cache_options": {"mode": "explicit"}, "use_beam_search": False}
+    assert for_front_end(BODY | neutral, "chat", None) == for_front_end(BODY, "chat", None)
+    assert for_front_end(BODY | {"priority": 1}, "chat", None)["priority"] == 1  # the front end names it
 
 
 @pytest.mark.parametrize(
@@ -247,13 +250,20 @@ def test_allowed_tools_become_the_only_tools():
         options(tools=[one], tool_choice=allowed)
 
 
-def test_a_call_that_is_asked_for_and_a_response_format_exclude_each_other():
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_response_format_is_one_of_texts_and_not_of_calls(choice):
+    """instructor sends both. OpenAI and vLLM ignore the format, too."""
     tools = [{"type": "function", "function": {"name": "f"}}]
     asked = {"tools": tools, "response_format": {"type": "json_object"}}
 
     assert options(**asked)["guide_type"] == "json"
-    with pytest.raises(RequestError, match="cannot be combined with a tool_choice"):
-        options(tool_choice="required", **asked)
+    assert options(tool_choice="none", **asked)["guide_type"] == "json"
+    assert options(tool_choice=choice, **asked) == options(tools=tools, tool_choice=choice)
+    assert "response_format" not in for_front_end(BODY | asked | {"tool_choice": choice}, "chat", None)
+    with pytest.raises(RequestError, match="response_format has type 'xml'"):
+        options(tool_choice=choice, tools=tools, response_format={"type": "xml"})
+    with pytest.raises(RequestError, match=r"guided_\* cannot be combined with a tool_choice"):
+        options(tool_choice=choice, tools=tools, guided_regex="a")
 
 
 def test_greedy_sampling_becomes_a_temperature_of_zero():
