@@ -64,10 +64,10 @@ def log_probs() -> Rewrite:
                 continue
             for position, alternatives in enumerate(found.get("top_logprobs") or []):
                 if isinstance(alternatives, list):
-                    # Of two tokens with the same text, keep the more probable one, which comes first.
-                    found["top_logprobs"][position] = {
-                        entry["token"]: entry["logprob"] for entry in reversed(alternatives)
-                    }
+                    values: dict[str, float] = {}
+                    for entry in alternatives:  # the most probable one is first; clients keep that order
+                        values.setdefault(entry["token"], entry["logprob"])  # two tokens can have the same text
+                    found["top_logprobs"][position] = values
             if not found.get("top_logprobs"):
                 pairs = zip(found.get("tokens") or [], found.get("token_logprobs") or [], strict=True)
                 found["top_logprobs"] = [{token: value} for token, value in pairs]

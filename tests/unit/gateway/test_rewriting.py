@@ -42,13 +42,17 @@ def test_a_choice_of_completions_has_the_members_that_are_null() -> None:
 
 
 def test_alternatives_of_completions_become_objects_and_tokens_get_their_place_in_the_text() -> None:
-    alternatives = [[{"token": "ab", "logprob": -1.0, "bytes": [97]}, {"token": "ab", "logprob": -2.0}], []]
+    alternatives = [
+        [{"token": token, "logprob": value} for token, value in (("ab", -1.0), ("x", -2.0), ("ab", -3.0))],
+        [],
+    ]
     logprobs = {"tokens": ["ab", "c"], "top_logprobs": alternatives, "text_offset": []}
-    shown = {"tokens": ["ab", "c"], "top_logprobs": [{"ab": -1.0}, {}], "text_offset": [0, 2]}
+    shown = {"tokens": ["ab", "c"], "top_logprobs": [{"ab": -1.0, "x": -2.0}, {}], "text_offset": [0, 2]}
 
     assert log_probs()({"choices": [{"index": 0, "text": "abc", "logprobs": logprobs}]})["choices"] == [
         {"index": 0, "text": "abc", "logprobs": shown}
     ]
+    assert list(shown["top_logprobs"][0]) == list(logprobs["top_logprobs"][0])  # most probable one first
     none = {"choices": [{"index": 0, "text": "text_offset", "logprobs": None}]}
     assert log_probs()(none) == {"choices": [{"index": 0, "text": "text_offset", "logprobs": None}]}
     assert log_probs()({"choices": []}) == {"choices": []}
