@@ -67,5 +67,5 @@ def _error_body(refusal: Refusal, style: Style) -> dict[str, Any]:
     if style == "triton":
         return {"error": refusal.sentence}
     kind = _TYPES.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "server_error")
-    code = refusal.code or _CODES.get(refusal.status, refusal.status)
+    code = refusal.code or _CODES.get(refusal.status) or refusal.status
     return {"error": {"message": refusal.sentence, "type": kind, "code": code, "param": refusal.param}}
