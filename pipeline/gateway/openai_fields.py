@@ -51,7 +51,7 @@ from pipeline.gateway.annotations import (
 )
 from pipeline.gateway.openai_types import check_openai_types
 from pipeline.gateway.refusal import FieldError
-from pipeline.gateway.response_guides import guided_fields, response_guide
+from pipeline.gateway.response_guides import format_guide, guided_fields, response_guide
 from pipeline.gateway.tool_guides import tool_guide
 
 Endpoint = Literal["chat", "completions"]
@@ -103,8 +103,11 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
     if words := sent.pop("stop", []):
         options[STOP_WORDS] = json.dumps([words] if isinstance(words, str) else words)
     options |= {name: json.dumps(value) for name in (STOP_TOKENS, LOGIT_BIAS) if (value := sent.pop(name, None))}
-    if _requires_call(sent):  # a format is one of texts; the output is none, as with OpenAI and vLLM
-        response_guide({"response_format": sent.pop("response_format", None)})
+    if format_guide(sent.get("response_format")) and sent.get("tools"):
+        if sent.get("tool_choice", "auto") in ("none", "auto"):
+            sent["tool_choice"] = "none"  # Dynamo's parsers read a JSON text with the field `name` as a call
+        else:
+            del sent["response_format"]  # it is one of texts, and the output is a call; OpenAI and vLLM ignore it, too
     if guide := response_guide(sent):
         options |= {GUIDE_TYPE: guide[0], GUIDE: guide[1]}
     options |= _tools(sent, tool_call_parser, GUIDE_TYPE in options)
@@ -234,11 +237,6 @@ def _prediction(sent: dict[str, Any]) -> dict[str, str]:
     if not isinstance(content, str):
         raise FieldError("prediction", 'must be {"type": "content", "content": "..."}')
     return {PREDICTION: content} if content else {}
-
-
-def _requires_call(sent: Mapping[str, Any]) -> bool:
-    """Whether the output of a request is a call."""
-    return bool(sent.get("tools")) and sent.get("tool_choice", "auto") not in ("none", "auto")
 
 
 def _tools(sent: Mapping[str, Any], parser: str | None, has_guide: bool) -> dict[str, str]:

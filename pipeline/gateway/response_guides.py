@@ -21,7 +21,7 @@ _STRUCTURED = ("json", "regex", "grammar", "choice")
 def response_guide(sent: dict[str, Any]) -> tuple[str, str] | None:
     """Remove the response format from a request, and return its guide type and guide. Raises RequestError if there are
     two or one is invalid. sent: a request that `check_openai_types` accepts."""
-    found = [_response_format(sent.pop("response_format", None))]
+    found = [format_guide(sent.pop("response_format", None))]
     for name, kind in _TEXTS.items():
         if (text := sent.pop(name, None)) is not None:
             found.append((kind, text))
@@ -46,7 +46,9 @@ def guided_fields(outputs: object) -> dict[str, Any]:
     return {f"guided_{name}": value for name, value in given.items()}
 
 
-def _response_format(value: object) -> tuple[str, str] | None:
+def format_guide(value: object) -> tuple[str, str] | None:
+    """Guide type and guide of a `response_format`; None without one, or for one of any text. Raises FieldError if it is
+    invalid."""
     if value is None:
         return None
     if not isinstance(value, Mapping):

@@ -89,7 +89,7 @@ def test_a_text_with_the_field_name_is_no_call_without_tools(client):
     }
     wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": person}}
 
-    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"n": 2}):
+    for fields in ({}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}, {"n": 2}):
         for choice in chat(client, response_format=wanted, max_tokens=100, **fields).choices:
             assert not choice.message.tool_calls
             Draft202012Validator(person).validate(json.loads(choice.message.content or ""))

@@ -256,8 +256,11 @@ def test_a_response_format_is_one_of_texts_and_not_of_calls(choice):
     tools = [{"type": "function", "function": {"name": "f"}}]
     asked = {"tools": tools, "response_format": {"type": "json_object"}}
 
-    assert options(**asked)["guide_type"] == "json"
-    assert options(tool_choice="none", **asked)["guide_type"] == "json"
+    for text in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}):
+        assert options(**text, **asked)["guide_type"] == "json"
+        # Under auto, Dynamo would read {"name": "Ann"} as a call.
+        assert for_front_end(BODY | asked | text, "chat", None)["tool_choice"] == "none"
+    assert for_front_end(BODY | asked | {"response_format": {"type": "text"}}, "chat", None).get("tool_choice") is None
     assert options(tool_choice=choice, **asked) == options(tools=tools, tool_choice=choice)
     assert "response_format" not in for_front_end(BODY | asked | {"tool_choice": choice}, "chat", None)
     with pytest.raises(RequestError, match="response_format has type 'xml'"):
