@@ -26,8 +26,9 @@ _INTERNAL = re.compile(
 )
 # A position in a client's JSON schema, which has the form of a path.
 _IN_SCHEMA = re.compile(r"\b(?:Pointer|Resource) '[^']*'")
-# Phrases of Dynamo and of Triton's model for a prompt that is too long, and the code of OpenAI's API.
-_TOO_LONG = re.compile(r"maximum context length|the first \d+ characters of the prompt have more than")
+# Phrase of Dynamo and of Triton's model for a prompt that is too long, which some clients look for, and the code of
+# OpenAI's API.
+_TOO_LONG = "maximum context length"
 TOO_LONG_CODE = "context_length_exceeded"
 _UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to (?:parse the request|get request params))")
 _PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', |Validation: )+")
@@ -70,7 +71,7 @@ def refusal_of(status: int, text: str, request_id: str) -> Refusal:
         if status >= 500 or meaning == "fault":
             return Refusal(500, f"the server failed on this request; its log has the reason under {request_id}")
         return Refusal(status, f"the server refused this request; its log has the reason under {request_id}")
-    return Refusal(status, _shown(text), code=TOO_LONG_CODE if _TOO_LONG.search(text) else None)
+    return Refusal(status, _shown(text), code=TOO_LONG_CODE if _TOO_LONG in text else None)
 
 
 def text_of_body(body: bytes) -> str:

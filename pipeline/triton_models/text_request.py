@@ -186,8 +186,8 @@ def _encoded_prompt(codec: TextCodec, prompt: str, longest: int, add_special_tok
     while num_chars < len(prompt):
         if len(codec.encode(prompt[:num_chars], add_special_tokens)) > 2 * longest:
             raise RequestError(
-                f"the first {num_chars} characters of the prompt have more than {2 * longest} tokens; prompt and "
-                f"output may have {longest + 1}; shorten it or build with a larger engine.max_seq_len"
+                f"this model's maximum context length is {longest + 1} tokens, and the first {num_chars} characters "
+                f"of the prompt have more than {2 * longest}; shorten it or build with a larger engine.max_seq_len"
             )
         num_chars *= 4
     return codec.encode(prompt, add_special_tokens)

@@ -145,7 +145,7 @@ LONG = "a " * 8 * MAX_SEQ_LEN
 )
 def test_a_prompt_that_is_much_too_long_does_not_reach_the_front_end(path, body, asked):
     """The front end would tokenize all of it."""
-    sentence = "the first 1600 characters of the prompt have more than 200 tokens; shorten it"
+    sentence = "this model's maximum context length is 101 tokens, and the first 1600 characters have more"
     back = behind(lambda request: json_answer(400, {"error": sentence}))
     answer = send(back, "POST", path, json={"model": "m", **body})
 

@@ -115,7 +115,7 @@ def test_a_prompt_that_cannot_fit_is_refused_by_its_beginning(monkeypatch):
     encode, encoded = codec.encode, []
     monkeypatch.setattr(codec, "encode", lambda text, *more: encoded.append(len(text)) or encode(text, *more))
 
-    refusal = "the first 4080 characters of the prompt have more than 510 tokens; prompt and output may have 256"
+    refusal = "maximum context length is 256 tokens, and the first 4080 characters of the prompt have more than 510"
     with pytest.raises(RequestError, match=refusal):
         run_in(bls, text_tensors("b" * 1_000_000, 5))
     assert encoded == [16 * 255]
