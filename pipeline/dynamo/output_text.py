@@ -7,13 +7,14 @@ it has counted already, and drops the end of an output that ends within a charac
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from pipeline.checkpoint.tokenizer_files import VOCABULARY
 from pipeline.triton_models.tensors import Array
-from pipeline.triton_models.text_stream import CONTEXT_TOKENS, TextStream, is_byte_token
+from pipeline.triton_models.text_stream import REPLACEMENT, TextStream, is_byte_token
 
 
 class CardTokenizer:
@@ -52,8 +53,11 @@ class OutputText:
         self._hidden_ids = hidden_ids
         # The tokens before an output decide whether it begins with white space. If they end within a character that the
         # output completes, the output has the whole character.
-        self._stream.resume(prompt_ids[-CONTEXT_TOKENS:].tolist())
+        ids = prompt_ids.tolist()
+        self._stream.resume(ids)
         self._of_prompt = self._stream.held
+        visible = (token for token in reversed(ids) if token not in tokenizer.special_ids)
+        self._num_bytes = sum(1 for _ in takewhile(tokenizer.is_byte, visible))
         self.push(resumed_ids.tolist())
 
     def push(self, token_ids: Sequence[int], is_last: bool = False) -> list[str]:
@@ -69,6 +73,11 @@ class OutputText:
 
     def _own(self, text: str) -> str:
         """The text without what belongs to the prompt."""
-        if text:
-            text, self._of_prompt = text.removeprefix(self._of_prompt), ""
-        return text
+        if not text or not self._of_prompt:
+            return text
+        of_prompt, self._of_prompt = self._of_prompt, ""
+        # Byte tokens are decoded with those of the output, as a whole: all are replaced if one is invalid.
+        for part in (of_prompt, REPLACEMENT * self._num_bytes):
+            if text.startswith(part):
+                return text[len(part) :]
+        return text.removeprefix(text.encode()[: self._num_bytes].decode(errors="ignore"))

@@ -16,7 +16,7 @@ from typing import Protocol
 
 # Number of earlier tokens that decide how the next ones are decoded.
 CONTEXT_TOKENS = 8
-_REPLACEMENT = "\ufffd"
+REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -55,13 +55,16 @@ class TextStream:
 
     def resume(self, token_ids: Sequence[int]) -> None:
         """Continue an output that begins with these tokens, and whose text until there is not emitted again."""
-        self._num_tokens = max(0, len(token_ids) - CONTEXT_TOKENS)
-        last = [token for token in token_ids[-CONTEXT_TOKENS:] if token not in self._codec.special_ids]
-        is_whole = last and not self._codec.is_byte(last[-1]) and not self._codec.decode(last).endswith(_REPLACEMENT)
+        start = max(0, len(token_ids) - CONTEXT_TOKENS)
+        while start > 0 and (self._codec.is_byte(token_ids[start]) or token_ids[start] in self._codec.special_ids):
+            start -= 1  # a run of byte tokens is decoded as a whole
+        self._num_tokens = start
+        last = [token for token in token_ids[start:] if token not in self._codec.special_ids]
+        is_whole = last and not self._codec.is_byte(last[-1]) and not self._codec.decode(last).endswith(REPLACEMENT)
         if is_whole and not self._stop_words:  # the usual case of a worker, without decoding each token
             self._ids, self._shown = last, len(last)
             return
-        for token in last:  # the last character may be incomplete
+        for token in token_ids[start:]:  # the last character may be incomplete
             self.push(token)
 
     def push(self, token_id: int) -> str:
@@ -73,7 +76,7 @@ class TextStream:
         if self._codec.is_byte(token_id):
             return ""
         new = self._decoded()
-        if new.endswith(_REPLACEMENT):
+        if new.endswith(REPLACEMENT):
             return ""
         return self._show(new)
 

@@ -193,6 +193,18 @@ def test_a_resumed_output_counts_its_earlier_tokens_and_ignores_their_stop_words
             assert shown_by(stream, "abcd") == expected
 
 
+@pytest.mark.parametrize("cut", [3, 9, 14, 15, 16])
+def test_an_output_is_resumed_within_a_long_run_of_byte_tokens(cut):
+    """Each character takes three tokens, and a run is decoded as a whole."""
+    codec = CODECS["byte fallback"]
+    ids = [3 + byte for byte in "本語中文한".encode()]
+    ids = [*ids[:8], 1, *ids[8:], *codec.tokenizer.convert_tokens_to_ids(["t", "h", "e"])]
+    stream, resumed = TextStream(codec), TextStream(codec)
+    shown = "".join(map(stream.push, ids[:cut]))
+    resumed.resume(ids[:cut])
+    assert shown + "".join(map(resumed.push, ids[cut:])) + resumed.finish() == "本語中文한the"
+
+
 def test_a_whole_stop_word_that_is_text_is_not_held_back():
     stream = TextStream(CODECS["byte level"], ("bc",), min_tokens=9)
     assert [stream.push(token) for token in letters("abc")] == ["a", "", "bc"]
