@@ -9,15 +9,25 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from pipeline.errors import ServerError
+
 DISCOVERY = "discovery"
 _MEMORY = Path("/dev/shm")  # Triton needs it, too
 _PREFIX = "lookahead-discovery-"
 
 
 def create_discovery(run_dir: Path) -> None:
-    """Create an empty folder, readable for this user only, and remove that of an earlier fleet."""
+    """Create an empty folder, readable for this user only, and remove that of an earlier fleet. Raises ServerError if
+    the shared memory cannot be written."""
     remove_discovery(run_dir)
-    (run_dir / DISCOVERY).symlink_to(tempfile.mkdtemp(prefix=_PREFIX, dir=_MEMORY))
+    try:
+        folder = tempfile.mkdtemp(prefix=_PREFIX, dir=_MEMORY)
+    except OSError as error:
+        raise ServerError(
+            f"{_MEMORY}, where the server has its shared memory, cannot be written: {error.strerror}. Mount it for "
+            "this user, with some space (docker: --shm-size=1g)."
+        ) from error
+    (run_dir / DISCOVERY).symlink_to(folder)
 
 
 def remove_discovery(run_dir: Path) -> None:

@@ -21,6 +21,8 @@ _CONFLICT = re.compile(rf"already in use|{_CANNOT_LISTEN.pattern}", re.I)
 _DEAD_PROCESS = re.compile(r"Stub process '\S+' is not healthy")
 # Happens rarely, mostly on busy machines: https://github.com/triton-inference-server/server/issues/8882
 _BROKEN_LOCK = "boost::interprocess::lock_exception"
+# Triton takes a socket that it cannot create for a port in use.
+_FEW_FILES = "Too many open files"
 _SMALL_SHM = re.compile(r"initialize shared memory key|increase the shared memory pool size")
 _MISSING_LIBRARY = re.compile(r"error while loading shared libraries: (?P<library>\S+):")
 # Folder of the server's shared memory.
@@ -32,6 +34,8 @@ def transient_failure(log_paths: Iterable[Path]) -> str | None:
     """Reason of a failure after which a second start may succeed; None for other failures. log_paths: logs of all
     processes."""
     text = "\n".join(map(_text, log_paths))
+    if _FEW_FILES in text:
+        return None
     if _CONFLICT.search(text):  # a second start uses other free ports, and names a fixed one that is in use
         return "another program took a port of the server first"
     if _BROKEN_LOCK in text:
@@ -57,6 +61,8 @@ def explain_failure(log_path: Path) -> str:
             f"The server or its Python backend needs {found['library']}, which is not installed. Install it, or "
             f"set LOOKAHEAD_TRITONSERVER to another tritonserver. Log: {log_path}"
         )
+    if _FEW_FILES in text:
+        return f"The limit of open files is too small for the server. Raise it (ulimit -n 1024). Log: {log_path}"
     if _CONFLICT.search(text):
         return (
             "Another program uses a port of the server. Stop that program, or use free ports: --set "

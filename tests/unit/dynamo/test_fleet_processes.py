@@ -227,6 +227,13 @@ def test_a_discovery_folder_of_a_worker_whose_link_was_removed_is_replaced(tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def test_without_shared_memory_the_discovery_folder_is_refused_with_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.dynamo.own_discovery._MEMORY", tmp_path / "shm")
+
+    with pytest.raises(ServerError, match="shm, where the server has its shared memory, cannot be written: No such"):
+        create_discovery(tmp_path)
+
+
 @pytest.mark.parametrize("gateway", ["true", "false"])
 def test_a_free_port_that_another_program_takes_is_chosen_again(started, tmp_path, gateway):
     running = start_fleet(served_with(f"server.gateway.enabled={gateway}"), folders(), tmp_path)

@@ -29,6 +29,11 @@ from pipeline.server.failure import explain_failure, transient_failure
             "Another program uses a port",
         ),
         (
+            "[warn] epoll_create: Too many open files\n"
+            "failed to start Metrics service: Unavailable - Socket '127.0.0.1:8002' already in use",
+            "limit of open files is too small",
+        ),
+        (
             "E11 m.cc:642] \"failed to load 'preprocessing' version 1: Internal: Unable to initialize shared "
             "memory key 'la177-4a50' to requested size (1048576 bytes). Error: No space left on device\"",
             "/dev/shm has too little space",
@@ -58,6 +63,7 @@ def test_a_folder_for_shared_memory_that_cannot_be_written_is_not_called_full(tm
         ("The gateway cannot listen on 127.0.0.1: [Errno 98] Address already in use.", "took a port"),
         ("  what():  boost::interprocess::lock_exception", "a lock of Triton's Python backend"),
         ("lookahead: the server ended by itself (it did nothing for 60 s before it was ready)", "for each other"),
+        ("socketpair: Too many open files\nfailed to start Metrics service: Socket '127.0.0.1:2' already in use", None),
         ("failed to load 'lookahead_bls' version 1: Internal: ConfigError: There is no file.", None),
         ("", None),
     ],
