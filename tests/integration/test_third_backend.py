@@ -41,9 +41,12 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     shutil.copy(SOURCE, folder)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lookup-backend\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[lookahead.backends]\nlookup = lookup_backend:BACKEND\n")
-    # Two runs of this test may share the folder of packages.
-    path = Path(sysconfig.get_path("purelib")) / f"lookup_backend_test_{os.getpid()}.pth"
-    path.write_text(f"{folder}\n")
+    # Other runs may share the folder of packages, and a run that is killed leaves the file there. It changes only
+    # processes of this run.
+    name = f"lookup_backend_test_{os.getpid()}"
+    monkeypatch.setenv(name, str(folder))
+    path = Path(sysconfig.get_path("purelib")) / f"{name}.pth"
+    path.write_text(f"import os, sys; sys.path.extend(filter(None, [os.environ.get({name!r})]))\n")
     monkeypatch.syspath_prepend(str(folder))
     backend_points.cache_clear()
     yield
