@@ -131,10 +131,8 @@ class HttpGateway:
     async def _health(self, request: Request, answer: ResponseWriter) -> None:
         deployment = self._deployments.current
         path = _path(request, deployment)
-        status = await self._status(deployment.http, path)
-        if status == 200 and path.endswith("/ready") and deployment.lacks_grpc():
-            status = 503
-        await answer.send(b"", {}, status)
+        lacks_grpc = path.endswith("/ready") and deployment.lacks_grpc()
+        await answer.send(b"", {}, 503 if lacks_grpc else await self._status(deployment.http, path))
 
     async def _openai_health(self, request: Request, answer: ResponseWriter) -> None:
         """Readiness of the front end and of any Triton server: its workers use each that is ready."""
