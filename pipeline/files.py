@@ -42,9 +42,13 @@ def written_beside(path: Path, content: str | Iterable[bytes], private: bool = F
     try:
         with file:
             _remove_abandoned(path)
-            file.writelines(_pieces(content))
-            file.flush()
-            os.fsync(file.fileno())
+            try:
+                file.writelines(_pieces(content))
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError as error:
+                error.filename = error.filename or str(path)  # errors of writes name no file
+                raise
             yield partial
     finally:
         partial.unlink(missing_ok=True)

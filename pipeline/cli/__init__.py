@@ -22,7 +22,7 @@ from pipeline.config.threads import WAIT_POLICY
 from pipeline.errors import UserError, error_number
 
 _report_dropped = sys.unraisablehook
-_SPACE = "Free some, or point LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR to a larger disk"
+_SPACE = "Free some, name a file on another disk, or point LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR to one"
 _FOLDERS = "Name folders that you may write to in LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR"
 _ACCESS = "Fix the permissions, or name another file. " + _FOLDERS
 _REMEDIES = {

@@ -14,7 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, as_completed, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -103,7 +103,8 @@ def run_batch(
     finished request. on_interrupt: called at Ctrl-C and SIGTERM. The running requests then have GRACE_S to finish.
 
     Returns the lines of the output with a status other than 200. Raises ServerError if the server cannot be reached; a
-    later run continues. Raises UserError for a file that is no journal, or if another run writes it."""
+    later run continues. Raises UserError for a file that is no journal or cannot be written, or if another run writes
+    it."""
     lock, stop = threading.Lock(), threading.Event()
     with _client(base_url, api_key, timeout_s) as client, _opened_journal(out) as journal:
         done = read_journal(out)
@@ -122,8 +123,14 @@ def run_batch(
             # Lone surrogates, which UTF-8 cannot encode, stay JSON escapes.
             line = json.dumps(result, ensure_ascii=False).encode(errors="backslashreplace").decode()
             with lock:
-                journal.write(f"{request.digest} {line}\n")
-                journal.flush()
+                try:
+                    journal.write(f"{request.digest} {line}\n")
+                    journal.flush()
+                except OSError as error:
+                    raise UserError(
+                        f"{journal_path(out)} cannot be written: {error.strerror}. Fix that, then run the command "
+                        "again to continue."
+                    ) from error
                 done[request.digest] = line
                 on_done(request.custom_id)
 
@@ -165,7 +172,11 @@ def _opened_journal(out: Path) -> Iterator[IO[str]]:
             if not try_lock(file):
                 raise UserError(f"Another `lookahead batch` writes {out}. Wait for it, or name another output.")
             if os.fstat(file.fileno()).st_nlink:  # else a run that has just ended removed it before it was locked
-                yield file
+                try:
+                    yield file
+                finally:
+                    with suppress(OSError):  # on a full disk it writes again, and would hide the message
+                        file.close()
                 return
 
 

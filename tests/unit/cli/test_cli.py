@@ -134,7 +134,7 @@ def test_ctrl_c_is_quiet_while_the_command_is_still_being_loaded(monkeypatch: py
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (OSError(errno.ENOSPC, "", "/x/y"), "No space left on device (/x/y). Free some, or point LOOKAHEAD_CACHE"),
+        (OSError(errno.ENOSPC, "", "/x/y"), "No space left on device (/x/y). Free some, name a file on"),
         (PermissionError(errno.EACCES, "", "/x"), "Permission denied (/x). Fix the permissions, or name another file"),
         (OSError(errno.EROFS, ""), "Read-only file system. Name folders"),
         (NotADirectoryError(errno.ENOTDIR, "", "/x"), "Not a directory (/x). A file is where a folder should be"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 import threading
@@ -108,6 +109,22 @@ def test_a_run_that_was_cut_off_goes_on(api, tmp_path):
     assert run(requests(*range(6)), out, api) == 0
 
     assert sorted(body["n"] for body in api.asked) == list(range(6))
+    assert results(out) == [(f"r{number}", 200, number) for number in range(6)]
+
+
+def test_a_run_goes_on_when_the_disk_has_room_again(api, tmp_path):
+    out = tmp_path / "out.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))  # a write beyond it fails, as on a full disk
+    try:
+        with pytest.raises(UserError, match=r"out\.jsonl\.partial cannot be written: .* run the command again"):
+            run(requests(*range(6)), out, api, concurrency=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not out.exists()
+
+    assert run(requests(*range(6)), out, api) == 0
+
     assert results(out) == [(f"r{number}", 200, number) for number in range(6)]
 
 
