@@ -192,9 +192,6 @@ def _values(found: Json, name: str) -> list[Any]:
 
 def _top(found: Json, num_tokens: int) -> tuple[tuple[tuple[int, float], ...], ...]:
     """The alternatives of each token."""
-    # The shortest texts of these 32 bits. The front end writes the log probability of a chosen token so, and those of
-    # its alternatives with all digits of 64 bits, so that a client would not find one among the others.
-    values = np.asarray(_values(found, "top_logprobs"), np.float32).astype(str).astype(float).tolist()
-    pairs = [*zip(_values(found, "top_logprob_ids"), values, strict=True)]
+    pairs = [*zip(_values(found, "top_logprob_ids"), _values(found, "top_logprobs"), strict=True)]
     count = len(pairs) // max(1, num_tokens)
     return tuple(tuple(pairs[first : first + count]) for first in range(0, len(pairs), count or 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from ctypes import c_float
 
 from pipeline.gateway.annotations import ENGINE_DATA, FIGURES
 from pipeline.gateway.bodies import Json
@@ -55,19 +56,22 @@ def with_end_apart(chunk: Json) -> list[Json]:
 def log_probs() -> Rewrite:
     """Rewrite of one response of the completions API: converts the alternatives from lists to objects from token to log
     probability, and adds `text_offset`, the position of each token in the text. Without alternatives (`logprobs`: 0)
-    the object of a token has that token alone, as vLLM sends it."""
+    the object of a token has that token alone, as vLLM sends it. The values of the tokens get the digits of the
+    alternatives: the front end writes the same 32 bits as the shortest text of 32 bits, or of 64."""
     ends: dict[int, int] = defaultdict(int)  # length of the text so far, by choice
 
     def change(chunk: Json) -> Json:
         for choice in chunk.get("choices") or []:
             if (found := choice.get("logprobs")) is None:
                 continue
+            if values := found.get("token_logprobs"):
+                found["token_logprobs"] = [value if value is None else c_float(value).value for value in values]
             for position, alternatives in enumerate(found.get("top_logprobs") or []):
                 if isinstance(alternatives, list):
-                    values: dict[str, float] = {}
+                    by_token: dict[str, float] = {}
                     for entry in alternatives:  # the most probable one is first; clients keep that order
-                        values.setdefault(entry["token"], entry["logprob"])  # two tokens can have the same text
-                    found["top_logprobs"][position] = values
+                        by_token.setdefault(entry["token"], entry["logprob"])  # two tokens can have the same text
+                    found["top_logprobs"][position] = by_token
             if not found.get("top_logprobs"):
                 pairs = zip(found.get("tokens") or [], found.get("token_logprobs") or [], strict=True)
                 found["top_logprobs"] = [{token: value} for token, value in pairs]

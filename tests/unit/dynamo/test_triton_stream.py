@@ -76,18 +76,14 @@ async def test_chunks_come_with_all_that_belongs_to_their_tokens() -> None:
     answers = [
         tokens(8, 9),
         tokens(
-            8,
-            9,
-            output_log_probs=[-0.5, -1.0],
-            top_logprob_ids=[8, 1, 9, 2],
-            top_logprobs=[-0.5, float(np.float32(-2.1)), -1.0, -4.0],
+            8, 9, output_log_probs=[-0.5, -1.0], top_logprob_ids=[8, 1, 9, 2], top_logprobs=[-0.5, -2.0, -1.0, -4.0]
         ),
         tokens(8, output_log_probs=-0.5, top_logprob_ids=1, top_logprobs=-2.0),
         tokens(8, output_log_probs=-0.5, top_logprob_ids=[], top_logprobs=[]),
         tokens(finish_reason="end_token", statistics=json.dumps(STATISTICS)),
     ]
 
-    tops = (((8, -0.5), (1, -2.1)), ((9, -1.0), (2, -4.0)))
+    tops = (((8, -0.5), (1, -2.0)), ((9, -1.0), (2, -4.0)))
     async with connected(*answers) as (stream, _):
         assert await chunks_of(stream) == [
             TokenChunk([8, 9]),

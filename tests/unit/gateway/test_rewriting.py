@@ -58,6 +58,16 @@ def test_alternatives_of_completions_become_objects_and_tokens_get_their_place_i
     assert log_probs()({"choices": []}) == {"choices": []}
 
 
+def test_a_token_has_the_value_that_it_has_among_the_alternatives() -> None:
+    """The front end writes the shortest text of 32 bits for one, and all digits for the other."""
+    tops = [[{"token": "-", "logprob": -0.7434799671173096}]]
+    found = {"tokens": ["-"], "token_logprobs": [-0.74347997], "top_logprobs": tops}
+
+    (choice,) = log_probs()({"choices": [{"index": 0, "logprobs": found}]})["choices"]
+
+    assert choice["logprobs"]["top_logprobs"] == [{"-": choice["logprobs"]["token_logprobs"][0]}]
+
+
 @pytest.mark.parametrize("without", [{"top_logprobs": []}, {"top_logprobs": None}, {}])
 def test_a_completion_without_alternatives_has_each_token_with_its_own_log_probability(without: dict[str, Any]) -> None:
     """As vLLM with logprobs 0: clients index top_logprobs by the position of the token."""
