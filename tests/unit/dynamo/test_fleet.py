@@ -57,7 +57,7 @@ def test_processes_of_one_machine_find_each_other_in_its_run_folder(tmp_path, mo
     assert "DYN_TCP_RPC_HOST" not in shared
 
 
-@pytest.mark.parametrize("home", [None, "/nonexistent"])
+@pytest.mark.parametrize("home", [None, "/dev/null/home"])
 def test_without_a_home_folder_dynamo_writes_to_the_run_folder(home, tmp_path, monkeypatch):
     """It keeps files of model cards in ~/.cache, and the front end never listed the model if it could not."""
     if home is None:
