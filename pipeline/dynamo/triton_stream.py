@@ -9,7 +9,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncGenerator, Coroutine, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,9 +68,9 @@ class TritonStream:
     async def is_ready(self) -> bool:
         """Whether all models of the server are ready."""
         with suppress(Unreachable, TimeoutError), anyio.fail_after(_READY_S):
-            async with AsyncExitStack() as stack:
-                sent = UpstreamRequest(self._targets, "GET", "/v2/health/ready", b"", {}, _READY_S, "ready")
-                return (await self._response(stack, sent)).status == 200
+            sent = UpstreamRequest(self._targets, "GET", "/v2/health/ready", b"", {}, _READY_S, "ready")
+            async with self._response(sent) as response:
+                return response.status == 200
         return False
 
     async def close(self) -> None:
@@ -93,7 +93,7 @@ class TritonStream:
         has_ended = False
         stack = AsyncExitStack()
         try:
-            response = await self._response(stack, sent)
+            response = await stack.enter_async_context(self._response(sent))
             if response.status != 200:
                 raise _error(response.status, text_of_body(await start_of(response.chunks)))
             received = events(response.chunks)
@@ -124,20 +124,20 @@ class TritonStream:
         path = f"/v2/models/{FRONT_MODEL}/generate_stream"
         return UpstreamRequest(self._targets, "POST", path, body, headers, _NO_LIMIT, own_id)
 
-    async def _response(self, stack: AsyncExitStack, sent: UpstreamRequest) -> Response:
-        """The response to a request, whose connection `stack` closes. Raises Unreachable."""
+    @asynccontextmanager
+    async def _response(self, sent: UpstreamRequest) -> AsyncGenerator[Response, None]:
+        """Send a request and yield the response. Raises Unreachable."""
         try:
-            response = await stack.enter_async_context(request(sent))
+            async with request(sent) as response:
+                self.cannot_be_reached = False
+                yield response
         except Unreachable as error:
             self.cannot_be_reached = not isinstance(error, BrokenOff)
             raise
-        self.cannot_be_reached = False
-        return response
 
     async def _stop(self, own_id: str) -> None:
         with suppress(Unreachable, TimeoutError), anyio.fail_after(_LEAVE_S):
-            async with AsyncExitStack() as stack:
-                response = await self._response(stack, self._request(own_id, _STOP, {}))
+            async with self._response(self._request(own_id, _STOP, {})) as response:
                 async for _ in response.chunks:
                     pass
 
