@@ -79,4 +79,4 @@ def num_weights(path: Path) -> int:
 
 def num_weight_entries(path: Path) -> int:
     """Number of entries of all tensors."""
-    return sum(int(tensor.n_elements) for tensor in GgufFile(path, CheckpointError).tensors)
+    return GgufFile(path, CheckpointError).num_entries

@@ -88,7 +88,7 @@ def settings_from_gguf(path: Path) -> RawSettings:
         shown(path),
         checkpoint={"source": "gguf", "path": str(path.resolve())},
         architecture="MistralForCausalLM" if has_window else GGUF_ARCHITECTURES[architecture][0],
-        num_parameters=sum(int(tensor.n_elements) for tensor in file.tensors),
+        num_parameters=file.num_entries,
         chat_template=bool(file.value("tokenizer.chat_template")),
         **({"max_position_embeddings": context} if isinstance(context, int) and context > 0 else {}),
     )

@@ -40,6 +40,11 @@ class GgufFile:
         if end > size:
             raise error(f"{shown(path)} is incomplete: it has {size} of {end} bytes. Fetch it again.")
 
+    @property
+    def num_entries(self) -> int:
+        """Number of entries of all tensors."""
+        return sum(int(tensor.n_elements) for tensor in self.tensors)
+
     def value(self, key: str) -> Any:
         """The value of a key; None if it is missing. Raises the file's class of errors for text that is not UTF-8."""
         field = self._reader.get_field(key)
