@@ -103,7 +103,7 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint, tool_call_parser:
     if words := sent.pop("stop", []):
         options[STOP_WORDS] = json.dumps([words] if isinstance(words, str) else words)
     options |= {name: json.dumps(value) for name in (STOP_TOKENS, LOGIT_BIAS) if (value := sent.pop(name, None))}
-    if format_guide(sent.get("response_format")) and sent.get("tools"):
+    if sent.get("tools") and format_guide(sent.get("response_format")):
         if sent.get("tool_choice", "auto") in ("none", "auto"):
             sent["tool_choice"] = "none"  # Dynamo's parsers read a JSON text with the field `name` as a call
         else:
