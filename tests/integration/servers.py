@@ -29,8 +29,8 @@ from tests.patience import PATIENCE_S
 from tests.servers import FREE_PORTS, check_log, left_over, wait_for
 
 CONTEXT_LEN = 1 << 15
-# Number of tokens that the engine needs much longer for than a busy machine suspends a process. A client that must
-# leave or be refused before an output ends asks for so many, without an end token.
+# Number of output tokens that take the engine much longer than a busy machine suspends a process. It is for requests,
+# without an end token, whose client must leave or be refused before the output ends.
 LONG = CONTEXT_LEN - 1000
 # Some tests ask the inner models; what is closed to clients is tested in test_gateway.py.
 CPU = ("backend=torch", "device=cpu", "server.gateway.inner_models=true", *FREE_PORTS)
